@@ -1,7 +1,4 @@
-"""Errors that users can cause, each with its documented exit code.
-
-A message is one line: the problem, then its remedy. Errors are independent of how they are shown.
-"""
+"""Errors that users can cause, with documented exit codes; messages are problem, then remedy."""
 
 _LONGEST = 300
 
@@ -41,5 +38,5 @@ class InputOutputError(KvcastError):
 
 
 def in_one_line(error: object) -> str:
-    """Return another library's error or message in one line: one line of at most 300 characters."""
+    """Return another library's error or message in one line of at most 300 characters."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

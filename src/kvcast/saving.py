@@ -1,8 +1,4 @@
-"""Atomic writes of text files.
-
-A file is written under another name, synced and renamed, so that a target holds either its old
-content or all of the new text, whenever the process ends.
-"""
+"""Atomic writes of text files: a target holds either its old content or all of the new text."""
 
 import contextlib
 import errno
@@ -23,7 +19,7 @@ _ROOM = 1 << 20
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create the folder and prove that files can be made in it, before any work is done."""
+    """Create the folder and check that files can be made in it, before any work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = _part_of(folder)
@@ -34,7 +30,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """Raise InputOutputError if no file can have this name: it is too long, or a folder's."""
+    """Raise InputOutputError if the name is too long for a file, or a folder's."""
     try:
         mode = target.lstat().st_mode
     except FileNotFoundError:
@@ -46,17 +42,10 @@ def check_target(target: Path) -> None:
 
 
 def save(target: Path, text: str, *, staging: Path | None = None) -> None:
-    """Write `text` to `target` atomically, as UTF-8 with plain newlines.
+    """Write UTF-8 with plain newlines atomically; characters that UTF-8 lacks are escaped.
 
-    Args:
-        target: the file, in a folder that exists.
-        text: its new content; characters that UTF-8 lacks are escaped.
-        staging: the folder of the temporary file, on the same file system; by default the
-            target's.
-
-    Raises:
-        InputOutputError: it cannot be written; the target is as it was.
-
+    `staging` is the folder of the temporary file, on the same file system; by default the target's.
+    Raises InputOutputError if it cannot be written; then the target is unchanged.
     """
     part = _part_of(staging or target.parent)
     try:
@@ -80,8 +69,7 @@ def encoded(text: str) -> bytes:
 def disk_problem(error: Exception, *folders: Path) -> str | None:
     """Return the system's message if any library's error is a disk error; None if it is not.
 
-    Libraries raise various exceptions, some with the errno in their text, NumPy without any. So an
-    error also counts while there is no room left in one of the folders.
+    Some errors have the errno in their text, NumPy's none: any counts if a folder is full.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -91,13 +79,12 @@ def disk_problem(error: Exception, *folders: Path) -> str | None:
 
 
 def is_full(folder: Path) -> bool:
-    """Return whether there is no room left where a folder is, or is to be."""
     room = room_at(folder)
     return room is not None and room < _ROOM
 
 
 def room_at(path: Path) -> int | None:
-    """Return how many bytes can be written at a path, existing or not; None if unknown."""
+    """Return the bytes that can be written at a path, existing or not; None if unknown."""
     path = path.absolute()
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     try:

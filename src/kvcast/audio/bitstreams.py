@@ -15,27 +15,17 @@ _BITRATES: Mapping[tuple[bool, int], tuple[int, ...]] = {
     (False, 1): (32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
     (False, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (False, 3): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-"""In kbit/s from index 1 on, by whether it is MPEG-1 and by layer (ISO 11172-3 and 13818-3)."""
+}  # in kbit/s from index 1 on, by whether it is MPEG-1 and by layer (ISO 11172-3 and 13818-3)
 
-_RATES = (44_100, 48_000, 32_000)
-"""Of MPEG-1, in hertz; half in MPEG-2, and a quarter in MPEG-2.5."""
-
+_RATES = (44_100, 48_000, 32_000)  # of MPEG-1, in hertz; half in MPEG-2, and a quarter in MPEG-2.5
 _MONO = 3
 _ID3V1_BYTES = 128
 _HEADER = 4
 _AT_ONCE = 1 << 20
-_COUNT_WITHIN = 60
-"""The count of frames follows the side information, within this many bytes of its frame."""
-
-_MOST_TRIES = 1_000_000
-"""A file with more places where no frame is was made to take time, or is no MPEG audio."""
-
-_FOLLOWERS = 3
-"""So many frames of a kind do not follow one another by chance."""
-
-_NEAR = 8192
-"""Bytes of tags, or of a last broken frame, that may lie behind the end that a header states."""
+_COUNT_WITHIN = 60  # bytes of the first frame that hold the count of frames
+_MOST_TRIES = 1_000_000  # places without a frame; more were made to take time
+_FOLLOWERS = 3  # so many frames of a kind do not follow one another by chance
+_NEAR = 8192  # bytes of tags, or of a broken frame, behind the end that a header states
 
 
 class Frame(NamedTuple):
@@ -172,9 +162,7 @@ def _is_followed(data: bytes, index: int, frame: Frame) -> bool:
 _PAGES_AT_ONCE = 1 << 20
 _LONGEST_PAGE = 65_307
 _PAGE_HEADER = 27
-_MOST_DAMAGED = 1000
-"""No more places are looked at: each may take as long as a whole page."""
-
+_MOST_DAMAGED = 1000  # no more places are looked at: each may take as long as a whole page
 _ENDS = 0x04
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
@@ -227,7 +215,6 @@ def _page(data: bytes, at: int) -> bytes | None:
 
 
 def _checksum(page: bytes) -> int:
-    """Return the page's CRC-32: zlib's polynomial, but not reflected, initially 0, not inverted."""
     plain = page[:22] + bytes(4) + page[26:]
     crc = zlib.crc32(plain.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
     return int(f"{crc:032b}"[::-1], 2)

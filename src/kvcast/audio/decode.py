@@ -37,8 +37,7 @@ __all__ = [
 
 AudioInput = (
     str | os.PathLike[str] | BinaryIO | bytes | NDArray[Any] | Sequence[float] | ChannelSource
-)
-"""A path, "-" for standard input, an open binary file, a file's bytes, or samples."""
+)  # a path, "-" for standard input, an open binary file, a file's bytes, or samples
 
 
 def open_audio(
@@ -48,22 +47,16 @@ def open_audio(
     track: str | int | None = None,
     sampling_rate: int = SAMPLE_RATE,
 ) -> ChannelSource:
-    """Open a recording.
+    """Open a recording; one that is open already is returned unchanged.
 
-    Args:
-        source: a path, "-" for standard input, a binary file object (read from its start; it
-            stays open), the bytes of a file, or samples: an array or a list [samples], [samples,
-            channels] or [channels, samples], of floats with full scale 1.0 or of integers with
-            their type's full scale. A recording that is open already is returned unchanged.
-        name: its name in messages; by default the file's name.
-        track: number or language of a film's audio track; by default the container's default.
-        sampling_rate: samples per second of an array; a file states its sample rate.
+    `source`: a path, "-" for standard input, a binary file object (read from its start; it stays
+    open), the bytes of a file, or samples: an array or a list [samples], [samples, channels] or
+    [channels, samples], of floats with full scale 1.0 or of integers with their type's full scale.
+    `name`: in messages; by default the file's name. `track`: number or language of a film's audio
+    track; by default the container's default. `sampling_rate`: of an array, in Hz.
 
-    Raises:
-        InputMissingError: there is no such file.
-        InputOutputError: it cannot be opened, or is empty.
-        UsageError: it is none of these, or an option is not for it.
-
+    Raises InputMissingError for a missing file, InputOutputError for one that is empty or cannot be
+    opened, and UsageError for another source or an option that is not for it.
     """
     if isinstance(source, ArrayAudio | AudioFile | ChannelAudio):
         return source
@@ -110,8 +103,7 @@ def _is_buffer(source: Any) -> bool:
 
 
 _MOST_CHANNELS = 64
-_BITS = 16
-"""Of most audio; wider types often hold no more."""
+_BITS = 16  # of most audio; wider types often hold no more
 
 
 class ArrayAudio(ChannelSource):
@@ -124,15 +116,9 @@ class ArrayAudio(ChannelSource):
         full_scale: float = 1.0,
         notices: tuple[str, ...] = (),
     ) -> None:
-        """Scan all samples.
+        """Scan all samples; raises UsageError for a wrong array or implausible sample rate.
 
-        `samples`: [samples], [samples, channels] or [channels, samples]; floats with full scale
-        1.0, or integers with their type's full scale. `full_scale`: of floats, at least:
-        established by earlier audio of the stream.
-
-        Raises:
-            UsageError: it is no such array, or the sample rate is implausible for speech.
-
+        `full_scale`: of floats, at least: established by earlier audio of the stream.
         """
         if samples.ndim not in {1, 2} or samples.dtype.kind not in "fiu":
             raise UsageError(

@@ -19,34 +19,22 @@ from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_fra
 from kvcast.audio.timeline import Part, Timeline
 from kvcast.errors import InputOutputError
 
-WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
-"""Frames in one input of the encoder."""
-
-KEPT_FRAMES = 600 * FRAMES_PER_SECOND
-"""Frames of recordings up to this length (19 MB of 80 bands) are kept: one pass is enough."""
-
-BEHIND_FRAMES = 120 * FRAMES_PER_SECOND
-"""Frames before the last window that are kept, too: languages are detected ahead of the text."""
+WINDOW_FRAMES = 30 * FRAMES_PER_SECOND  # frames in one input of the encoder
+KEPT_FRAMES = 600 * FRAMES_PER_SECOND  # 19 MB of 80 bands: one pass is enough
+BEHIND_FRAMES = 120 * FRAMES_PER_SECOND  # kept, as languages are detected ahead of the text
 
 SILENT_RANGE = 4 / 2**15
 """From the lowest to the highest sample of a silent frame: dither moves by two steps of 16 bits to
 either side, -84 dBFS. A constant offset is silence as well."""
 
-LOUDEST_SAMPLE = 1e6
-"""Larger samples in a float file are not audio, and their power approaches float32's limit."""
+LOUDEST_SAMPLE = 1e6  # a larger one is not audio; its power nears float32's limit
 
 
 def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
-    """Open a recording and read it once.
+    """Open a recording and read it once; `source` as in `kvcast.audio.decode.open_audio`.
 
-    `source`: a path, "-" for standard input, a binary file object, or an array; see
-    `kvcast.audio.decode.open_audio`. `n_mels`: number of mel bands, 80 or 128.
-
-    Raises:
-        InputMissingError: there is no such file.
-        InputOutputError: it cannot be decoded, is shorter than a frame, or is not audio.
-        UsageError: an array that is not one channel of samples.
-
+    `n_mels`: 80 or 128. Raises InputMissingError for a missing file, UsageError for an array that
+    is not mono, and InputOutputError for audio that cannot be decoded or is shorter than a frame.
     """
     with ExitStack() as on_failure:
         audio = open_audio(source)
@@ -58,7 +46,6 @@ def open_features(source: AudioInput, n_mels: int) -> "MelWindows":
 
 
 def refuse_short(duration: float, name: str) -> None:
-    """Raise InputOutputError for a recording of less than a frame."""
     if round(duration * SAMPLE_RATE) < HOP:
         raise InputOutputError(
             f"{name} is too short to hold speech: it lasts {1000 * duration:.2g} ms"
@@ -68,14 +55,9 @@ def refuse_short(duration: float, name: str) -> None:
 class RecordedAudio:
     """A recording that was read once: its length, where it is silent, and notices for users.
 
-    Attributes:
-        duration: seconds of the recording.
-        timeline: maps seconds of the audio to seconds of the recording.
-        skipped: parts left out as no speech; None without voice activity detection.
-        silent: whether all of it is silent, so that there is nothing to transcribe; see `notices`.
-        notices: for the user about this recording, one line each.
-        no_speech_notices: notices for the user if no speech is recognised in it.
-
+    `timeline` maps seconds of the audio to seconds of the recording. `skipped`: parts left out as
+    no speech; None without voice activity detection. `no_speech_notices`: if no speech is
+    recognized.
     """
 
     skipped: tuple[Part, ...] | None = None
@@ -96,15 +78,13 @@ class RecordedAudio:
         return not self._is_loud[seek:end].any()
 
     def close(self) -> None:
-        """Release the recording."""
         self._audio.close()
 
 
 class MelWindows(RecordedAudio):
     """A recording as log-mel frames of 10 ms, in windows of 30 s.
 
-    Made for moving forward: going back by more than two minutes decodes the recording again, unless
-    it is short.
+    Going back by more than two minutes decodes a long recording again.
     """
 
     def __init__(self, audio: AudioSource, n_mels: int) -> None:
@@ -120,16 +100,10 @@ class MelWindows(RecordedAudio):
         self._rewind()
 
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        """Return the encoder's input for the audio from frame `seek` on.
+        """Return the encoder's input from frame `seek` on, a new array, float32 [n_mels, 3000].
 
-        As in OpenAI's transcribe, values past the recording's end, or past `end` (the frame where
-        a clip stops), are 0.0, which is not the value of silence.
-
-        `seek`: first frame, 0 to content_frames. `end`: frame at which the audio is cut off.
-
-        Returns:
-            A new array, float32 [n_mels, 3000].
-
+        As in OpenAI's transcribe, values past the recording's end, or past frame `end`, are 0.0,
+        which is not the value of silence.
         """
         stop = min(seek + WINDOW_FRAMES, self.content_frames)
         stop = stop if end is None else min(stop, end)
@@ -139,10 +113,7 @@ class MelWindows(RecordedAudio):
         return window_mt
 
     def first_window(self) -> NDArray[np.float32]:
-        """Return the first 30 s, float32 [n_mels, 3000]; silence follows a shorter recording.
-
-        OpenAI detects the language from this.
-        """
+        """Return the first 30 s, float32 [n_mels, 3000], padded with silence."""
         return np.ascontiguousarray(self._normalised_frames(0, WINDOW_FRAMES).T)
 
     def close(self) -> None:
@@ -188,8 +159,7 @@ class MelWindows(RecordedAudio):
 
 
 class CheckedAudio:
-    samples: int
-    """How many have passed."""
+    samples: int  # how many have passed
 
     def __init__(self, audio: AudioSource) -> None:
         self.samples = 0
@@ -203,12 +173,7 @@ class CheckedAudio:
         return np.concatenate([*self._is_loud, np.array(rest, np.bool_)])
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the recording's samples.
-
-        Raises:
-            InputOutputError: a sample is NaN, infinite or absurdly large.
-
-        """
+        """Yield the samples; raises InputOutputError for NaN, infinite or absurdly large ones."""
         for block in self._audio.blocks():
             if not len(block):
                 continue
@@ -234,12 +199,9 @@ def log_mel_stream(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield log-mel frames, centred by reflection at the start and padded with zeros at the end.
 
-    `blocks`: mono float32 [samples] at 16 kHz, of any lengths.
-
-    Yields:
-        float32 [frames, n_mels], neither floored nor scaled, up to the last frame that contains a
-        sample, or one more. All later frames would be SILENCE.
-
+    `blocks`: mono float32 [samples] at 16 kHz, of any lengths. Yields float32 [frames, n_mels],
+    neither floored nor scaled, up to the last frame that contains a sample, or one more; later ones
+    are SILENCE.
     """
     centre = N_FFT // 2
     samples = np.empty(0, np.float32)
@@ -256,16 +218,10 @@ def log_mel_stream(
 
 
 def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """Return the encoder's input for up to 30 s of audio that may continue.
+    """Return the encoder's input for up to 30 s of audio that may continue, float32 [n_mels, 3000].
 
     As at the end of a recording, values past the audio are 0.0. Values are floored at 8 below the
-    maximum of this audio, as the loudness of the rest is unknown.
-
-    `samples`: float32 [n] at 16 kHz.
-
-    Returns:
-        float32 [n_mels, 3000].
-
+    maximum of this audio, as the loudness of the rest is unknown. `samples`: float32 [n] at 16 kHz.
     """
     window_mt = np.zeros((n_mels, WINDOW_FRAMES), np.float32)
     frames = min(len(samples) // HOP, WINDOW_FRAMES)
@@ -292,18 +248,13 @@ def _loudest_and_frames(
     return loudest, None if length > KEPT_FRAMES else np.concatenate(kept)
 
 
-_KEPT = 600 * SAMPLE_RATE
-"""Samples of recordings up to this length (38 MB) are kept: one pass is enough."""
+_KEPT = 600 * SAMPLE_RATE  # samples, 38 MB, of a recording that is read in one pass
 
 
 class SampledAudio(RecordedAudio):
-    """A recording as mono samples at 16 kHz.
-
-    Made for moving forward: going back decodes the recording again, unless it is short.
-    """
+    """A recording as mono samples at 16 kHz; going back decodes a long one again."""
 
     def __init__(self, audio: AudioSource) -> None:
-        """Read the recording once; raises InputOutputError as `CheckedAudio` does."""
         checked = CheckedAudio(audio)
         kept: list[NDArray[np.float32]] | None = []
         for block in checked.blocks():
@@ -319,10 +270,7 @@ class SampledAudio(RecordedAudio):
         self._rewind()
 
     def samples(self, first: int, end: int) -> NDArray[np.float32]:
-        """Return the samples of frames `first` to `end`, float32 [n].
-
-        Samples after the last whole frame belong to it.
-        """
+        """Return frames `first` to `end`, float32 [n]; the last whole frame includes the rest."""
         start = first * HOP
         stop = self._samples if end >= self.content_frames else end * HOP
         if start < self._first:

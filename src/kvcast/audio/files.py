@@ -45,8 +45,7 @@ from kvcast.errors import InputMissingError, InputOutputError, UsageError
 if TYPE_CHECKING:
     from kvcast.audio.media import MediaReader
 
-_MOST_NOTICES = 20
-"""A file of many parts may have a fault in each."""
+_MOST_NOTICES = 20  # a file of many parts may have a fault in each
 
 
 class AudioFile(ChannelSource):
@@ -63,18 +62,7 @@ class AudioFile(ChannelSource):
         *,
         track: str | int | None = None,
     ) -> None:
-        """Open it.
-
-        `source`: a path, "-" for standard input, or a binary file, which stays open. `name`: in
-        messages; by default the file's name. `track`: number or language of an audio track; by
-        default the container's default.
-
-        Raises:
-            InputMissingError: there is no such file.
-            InputOutputError: it cannot be opened, or is empty.
-            UsageError: it is a text file.
-
-        """
+        """Open it; parameters and errors as in `kvcast.audio.decode.open_audio`."""
         self.notices: tuple[str, ...] = ()
         self._track = track
         self._close = contextlib.ExitStack()
@@ -104,10 +92,8 @@ class AudioFile(ChannelSource):
     def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
         """Yield the recording.
 
-        Raises:
-            InputOutputError: nothing in it can be decoded, or it has no channels, no samples or a
-                rate outside LOWEST_RATE to HIGHEST_RATE.
-
+        Raises InputOutputError if nothing in it can be decoded, or it has no channels, no samples
+        or a rate outside LOWEST_RATE to HIGHEST_RATE.
         """
         notices: list[str] = []
         failures: list[InputOutputError] = []

@@ -1,8 +1,7 @@
 """Recognizes audio formats by extension and first bytes, and finds the parts of a joined file.
 
 Any bytes can be raw samples, so a format is only named for bytes that samples hardly ever begin
-with. Files are joined by `cat`, or by a recorder that reopens: a reader would stop where the first
-part ends, or decode the next header as audio, so each part is opened by itself.
+with. A reader would stop where a first part ends, or decode the next header as audio.
 """
 
 import re
@@ -28,18 +27,14 @@ PYAV = (
     *("ogv", "ogx", "oma", "omg", "osq", "psp", "qcp", "qt", "ra", "rka", "rm", "rmvb", "rso"),
     *("sbc", "shn", "sln", "sox", "spx", "tak", "thd", "trp", "ts", "tta", "ty", "vob", "vqf"),
     *("wa", "weba", "webm", "wma", "wmv", "wsd", "wtv", "wv", "xwma"),
-)
-"""Also without PyAV: the reader's message then names the extra to install."""
+)  # also without PyAV: the reader's message then names the extra to install
 
-EXTENSIONS = frozenset((*LIBSNDFILE, *PYAV))
-"""In lower case, without the dot."""
-
+EXTENSIONS = frozenset((*LIBSNDFILE, *PYAV))  # in lower case, without the dot
 HEADERLESS = {"g722": "g722", "gsm": "gsm", "rso": "rso", "sbc": "sbc", "sln": "sln"}
 """Formats recognized only by a file's name; FFmpeg's name by extension."""
 
 
-_HEADER = 7
-"""Bytes of the longest header of a frame."""
+_HEADER = 7  # bytes of the longest header of a frame
 
 _BEGINNINGS: Mapping[tuple[int, bytes], str] = {
     (0, b"fLaC"): "FLAC",
@@ -55,8 +50,7 @@ _BEGINNINGS: Mapping[tuple[int, bytes], str] = {
     (0, b"#!AMR"): "AMR",
     (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"): "WMA",
     (4, b"ftyp"): "MP4",
-}
-"""How formats begin, and at which byte."""
+}  # how formats begin, and at which byte
 
 
 class _Frame(NamedTuple):
@@ -80,10 +74,7 @@ def foreign(data: bytes) -> str | None:
 
 
 def may_need_more(data: bytes) -> bool:
-    """Return whether these bytes begin as a frame whose successor is still to come.
-
-    It comes within 8 kB.
-    """
+    """Return whether these bytes begin as a frame whose successor is still to come, within 8 kB."""
     frame = _frame(data)
     return frame is not None and len(data) < frame.length + _HEADER
 
@@ -109,16 +100,10 @@ def _adts(data: bytes) -> _Frame | None:
     return _Frame("AAC", length, (data[1], data[2], data[3] & 0xF0))
 
 
-MOST_PARTS = 1000
-"""A file of more parts is not read to its end."""
-
-_MOST_MARKS = 100_000
-"""A file with more of them was made to take time."""
-
+MOST_PARTS = 1000  # a file of more parts is not read to its end
+_MOST_MARKS = 100_000  # a file with more of them was made to take time
 _AT_ONCE = 1 << 20
-_LONGEST = 300
-"""No beginning has more bytes."""
-
+_LONGEST = 300  # no beginning has more bytes
 _OGG, _WAV = "Ogg", "WAV"
 
 
@@ -153,15 +138,13 @@ _PLAIN = {
     "NIST": _kind(rb"NIST_1A\n   1024\n", b"NIST_1A\n"),
     # The first block has index 0, and is marked as the first of its channels.
     "WavPack": _kind(rb"wvpk.{4}[\x02-\x10]\x04\x00.{5}\x00{4}.{5}" + _any_with(0x08), b"wvpk"),
-}
-"""Audio-only formats with a distinctive beginning."""
+}  # audio-only formats with a distinctive beginning
 
 _COUNTED_MP3 = _kind(
     rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb].{2}(?:\x00{9}|\x00{17}|\x00{32})(?:Xing|Info)",
     b"Xing",
     b"Info",
-)
-"""MP3 behind another kind: its first frame counts the others. WAV may have one inside."""
+)  # MP3 behind another kind: its first frame counts the others. WAV may have one inside.
 
 _KINDS = {
     **_PLAIN,
@@ -176,15 +159,11 @@ _KINDS = {
 }
 
 
-_DECLARED = frozenset({_WAV, "AIFF"})
-"""Their first bytes have the size of the whole."""
+_DECLARED = frozenset({_WAV, "AIFF"})  # their first bytes have the size of the whole
 
 
 def parts(file: BinaryIO) -> list[FileSection]:
-    """Return the parts of a concatenated file, in order; otherwise the whole file.
-
-    The part after MOST_PARTS is the rest of the file.
-    """
+    """Return the parts of a concatenated file, in order; the one after MOST_PARTS is the rest."""
     whole = FileSection(file)
     further = islice(_further_starts(whole), MOST_PARTS)
     starts = [0, *sorted(set(further)), whole.size]

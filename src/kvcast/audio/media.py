@@ -38,20 +38,15 @@ FORMATS = (
 )
 _OPEN_OPTIONS = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
 
-_TOLERANCE = 0.5
-"""Seconds by which the duration of a complete file may be wrong."""
-
+_TOLERANCE = 0.5  # seconds by which the duration of a complete file may be wrong
 _UNTIMED = frozenset({"aac", "ac3", "eac3", "mp3", "dts", "truehd", "mlp", "loas", "amr"})
 """Bare frames: FFmpeg counts their times by the first frame's rate, and guesses their duration."""
 
-_LEAST_SKIP = 0.1
-"""Seconds between packets that are more than rounding."""
-
+_LEAST_SKIP = 0.1  # seconds between packets that are more than rounding
 _UNREAD, _LEAST_UNREAD = 0.25, 4096
 """Part of the file, and bytes, that may follow the audio: an index, pictures."""
 
-_MOST_FAILURES = 50
-"""Reading stops after this many errors without a packet between them."""
+_MOST_FAILURES = 50  # reading stops after this many errors without a packet between them
 
 
 @dataclass
@@ -83,14 +78,7 @@ class _DecodedFrame:
 
 
 class MediaReader(AudioReader):
-    """One pass over an audio track of a seekable file.
-
-    Raises:
-        UnreadableError: FFmpeg's libraries cannot open it.
-        NoAudioError: there is no audio in it.
-        NoTrackError: there is no such track.
-
-    """
+    """One pass over an audio track of a seekable file."""
 
     def __init__(
         self,
@@ -100,11 +88,11 @@ class MediaReader(AudioReader):
         is_damaged: bool = False,
         format_: str | None = None,
     ) -> None:
-        """Open it.
+        """Open it; raises UnreadableError, NoAudioError or NoTrackError.
 
         `track`: a number or a language; by default the container's default. `format_`: FFmpeg's
-        name of the format; by default it is recognised. `is_damaged`: parts are known to be
-        missing, so every gap is one.
+        name; by default it is recognized. `is_damaged`: parts are known to be missing, so every gap
+        is one.
         """
         self.notices: list[str] = []
         voids = void_patches(file)
@@ -311,7 +299,6 @@ class MediaReader(AudioReader):
             self.notices.append(f"was not read to its end: {share} of the file is left out")
 
     def _duration(self) -> float:
-        """Return the duration in seconds that the container states; 0 if it does not."""
         if not self._is_timed:
             return 0.0
         if self._stream.duration is not None and self._stream.time_base is not None:

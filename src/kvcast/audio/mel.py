@@ -19,8 +19,7 @@ FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 
 _SMALLEST_POWER = np.float32(1e-10)
 
-SILENCE: np.float32 = np.log10(_SMALLEST_POWER)
-"""The value of silent frames, before scaling."""
+SILENCE: np.float32 = np.log10(_SMALLEST_POWER)  # the value of silent frames, before scaling
 
 _RANGE = np.float32(8.0)
 _BLOCK = 256  # frames at once: a few hundred kilobytes, which stay in the cache
@@ -59,13 +58,10 @@ def _triangles(corners: NDArray[np.float64], n_fft: int) -> NDArray[np.float64]:
 
 
 def log_mel_frames(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    """Return the log10 mel power of every whole frame that starts on a hop, not floored or scaled.
+    """Return the log10 mel power of every whole frame, float32 [1 + (n - 400) // 160, n_mels].
 
-    `samples`: float32 [n], n >= 400; frame t covers samples 160 t to 160 t + 399.
-
-    Returns:
-        float32 [1 + (n - 400) // 160, n_mels], with no value below SILENCE.
-
+    `samples`: float32 [n], n >= 400; frame t covers samples 160 t to 160 t + 399. Not floored or
+    scaled, but no value is below SILENCE.
     """
     frames = sliding_window_view(samples, N_FFT)[::HOP]
     log_mel_tm = _mel_power(frames, _WINDOW, mel_filters(n_mels))
@@ -89,8 +85,8 @@ def _project(
 ) -> None:
     """Multiply in pieces so small that BLAS uses one thread.
 
-    Its threads wait for each other. While a runtime's threads still spin, waiting for work, that
-    took 40 ms for a product of 1 ms.
+    Its threads wait for each other: beside a runtime's spinning threads, 1 ms of product took 40
+    ms.
     """
     whole = len(power_tf) // _PIECE * _PIECE
     pieces = power_tf[:whole].reshape(-1, _PIECE, power_tf.shape[1])
@@ -156,10 +152,8 @@ def paired_log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
 
     Two frames side by side of torchaudio's `MelSpectrogram`: a periodic Hann window of 25 ms every
     10 ms, centred with reflection in 32 ms; power; triangles on O'Shaughnessy's mel scale, each of
-    height 1; log10, floored at 8 below the maximum; x / 4 + 1.
-
-    `samples`: float32 [n]; zeros follow where there are fewer than 32 ms. `n_mels`: number of mel
-    bands of 10 ms.
+    height 1; log10, floored at 8 below the maximum; x / 4 + 1. `samples`: float32 [n]; zeros follow
+    where there are fewer than 32 ms. `n_mels`: number of mel bands of 10 ms.
     """
     # Reflection needs more than half of a window.
     padded = np.pad(samples, (0, max(0, _WIDE_FFT - len(samples))))

@@ -1,7 +1,4 @@
-"""Options of voice activity detection: names, types, defaults and meanings.
-
-`kvcast.audio.vad` applies them.
-"""
+"""Options of voice activity detection, which `kvcast.audio.vad` applies."""
 
 from dataclasses import dataclass
 

@@ -8,8 +8,7 @@ if TYPE_CHECKING:  # extensions of recordings are listed without NumPy
     import numpy as np
     from numpy.typing import NDArray
 
-BLOCK_VALUES = 2**15
-"""Samples times channels that a reader yields at once; this bounds memory."""
+BLOCK_VALUES = 2**15  # samples times channels that a reader yields at once; this bounds memory
 
 
 class UnreadableError(Exception):
@@ -29,26 +28,17 @@ class DamagedError(Exception):
 
 
 class AudioReader(Protocol):
-    rate: int
-    """Samples per second and channel, as stored; not yet checked."""
-
+    rate: int  # samples per second and channel, as stored; not yet checked
     channels: int
 
-    stores_floats: bool
-    """Whether samples are stored as floats, which have no defined full scale."""
-
-    stops_at_damage: bool
-    """Whether audio may follow a damaged place."""
-
-    notices: list[str]
-    """Notices for the user after the last block; each follows the name."""
+    stores_floats: bool  # whether samples are stored as floats, which have no defined full scale
+    stops_at_damage: bool  # whether audio may follow a damaged place
+    notices: list[str]  # notices for the user after the last block; each follows the name
 
     def blocks(self) -> "Iterator[NDArray[np.float32]]":
         """Yield the samples, float32 [samples, channels], full scale 1.0.
 
-        Raises:
-            DamagedError: after the last good block, if the file promised more than it contains.
-
+        Raises DamagedError after the last good block, if the file promised more than it contains.
         """
         ...
 
@@ -58,10 +48,7 @@ class AudioReader(Protocol):
 
 
 class FileSection:
-    """Bytes `start` to `stop` of a seekable file.
-
-    It has no name, so that readers go by the content and never by an extension.
-    """
+    """Bytes `start` to `stop` of a seekable file; nameless, so that readers go by the content."""
 
     size: int
 
@@ -69,15 +56,11 @@ class FileSection:
         self,
         file: "BinaryIO | FileSection",
         start: int = 0,
-        stop: int | None = None,
+        stop: int | None = None,  # after the last byte
         *,
-        patches: Mapping[int, bytes] | None = None,
+        patches: Mapping[int, bytes] | None = None,  # replacement bytes, by position in the section
     ) -> None:
-        """Prepare.
-
-        `file`: stays open; its position does not matter. `stop`: the byte after the last; by
-        default the end of the file. `patches`: replacement bytes, by their position in the section.
-        """
+        """Prepare; `file` stays open, and its position does not matter."""
         self._file = file
         self._start = start
         self.size = (file.seek(0, io.SEEK_END) if stop is None else stop) - start
@@ -85,7 +68,6 @@ class FileSection:
         self._position = 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, and return the position; it is 0 at least."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         self._position = max(0, origin + offset)
         return self._position
@@ -153,10 +135,7 @@ class Track(NamedTuple):
 
 
 def chosen(tracks: Sequence[Track], wanted: str | int | None) -> Track:
-    """Return the track of this number or language; by default the container's default.
-
-    Raises NoTrackError if there is none.
-    """
+    """Return the track of this number or language, or the default one; NoTrackError for none."""
     if wanted is None:
         return next((track for track in tracks if track.is_default), tracks[0])
     text = str(wanted).strip()

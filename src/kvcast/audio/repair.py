@@ -1,7 +1,7 @@
 """Damaged files: headers with a length that is too small, Matroska (RFC 9559), gaps between frames.
 
 FFmpeg drops the rest of a cluster, seconds of audio, after one damaged block header: unreadable
-bytes are replaced by void elements. Containers round times, clocks of recorders drift, and times
+bytes are replaced by void elements. Containers round times, recorders' clocks drift, and times
 restart where recordings were joined.
 """
 
@@ -12,14 +12,9 @@ from typing import NamedTuple
 
 from kvcast.audio.reader import FileSection
 
-STREAMED_SIZE = 0x7FFF0000
-"""Programs that write to a pipe put a size of about this, or all ones, for an unknown size."""
-
-_TAGS = (b"TAG", b"APETAGEX", b"ID3", b"LYRICSBEGIN")
-"""Tags that programs put behind everything."""
-
-_LEAST_BYTES = 1_000
-"""So few are a rest that means nothing, unless the header says that there is nothing at all."""
+STREAMED_SIZE = 0x7FFF0000  # or more: an unknown size, stated by programs that write to a pipe
+_TAGS = (b"TAG", b"APETAGEX", b"ID3", b"LYRICSBEGIN")  # tags that programs put behind everything
+_LEAST_BYTES = 1_000  # fewer mean nothing, unless the header says that there is nothing at all
 
 _AT_ONCE = 1 << 20
 
@@ -33,8 +28,6 @@ class Understated(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk's name, the positions of its size field and its content, and its size."""
-
     name: bytes
     size_at: int
     begin: int
@@ -189,8 +182,7 @@ def _is_name(name: bytes) -> bool:
 
 
 _MAGIC = b"\x1a\x45\xdf\xa3"
-_LARGEST = 1 << 25
-"""Bytes of files that are looked through; films are larger, and have many clusters."""
+_LARGEST = 1 << 25  # bytes of files that are looked through; films have many clusters
 
 _SEGMENT, _CLUSTER, _VOID = 0x18538067, 0x1F43B675, 0xEC
 _SIMPLE_BLOCK, _BLOCK_GROUP = 0xA3, 0xA0
@@ -199,13 +191,10 @@ _IN_SEGMENT = frozenset(
     {_CLUSTER, _VOID, 0xBF}
     | {0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1C53BB6B, 0x1254C367, 0x1941A469, 0x1043A770}
 )
-_NEAR = 1 << 16
-"""Bytes of damage that are looked through."""
-
+_NEAR = 1 << 16  # bytes of damage that are looked through
 _MOST_VOIDS = 100
 
-_FOLLOWERS = 3
-"""So many elements do not follow one another by chance."""
+_FOLLOWERS = 3  # so many elements do not follow one another by chance
 
 
 class _Element(NamedTuple):
@@ -308,34 +297,18 @@ _FIRST_BYTES = frozenset(
 )
 
 
-_GAP = 0.1
-"""Seconds: clocks of recorders and of containers are less apart."""
-
-_BACK = 1.0
-"""Seconds: where times run back by more, they begin anew."""
-
-_LONGEST_GAP = 3600.0
-"""Seconds: where times run ahead by more, they begin anew."""
-
-_EXACT = 0.004
-"""Seconds: containers round times to milliseconds, or thirds of them."""
-
-_FIRST_FRAMES = 10
-"""The first ones of some codecs come late."""
+_GAP = 0.1  # seconds: clocks of recorders and of containers are less apart
+_BACK = 1.0  # seconds: where times run back by more, they begin anew
+_LONGEST_GAP = 3600.0  # seconds: where times run ahead by more, they begin anew
+_EXACT = 0.004  # seconds: containers round times to milliseconds, or thirds of them
+_FIRST_FRAMES = 10  # the first ones of some codecs come late
 
 
 class FrameClock:
-    """Tracks the times of consecutive frames."""
-
-    position: float
-    """Seconds of audio and of gaps so far."""
+    position: float  # seconds of audio and of gaps so far
 
     def __init__(self, origin: float | None, *, is_damaged: bool) -> None:
-        """Begin.
-
-        `origin`: time at which the recording begins; by default its first frame's. `is_damaged`:
-        frames are known to be missing, so small gaps count.
-        """
+        """Begin at time `origin`, by default the first frame's; `is_damaged`: small gaps count."""
         self.position = 0.0
         self._origin = origin
         self._is_damaged = is_damaged
@@ -352,10 +325,7 @@ class FrameClock:
         self._is_exact = False
 
     def gap_before(self, time: float | None, lasts: float, following: float | None) -> float:
-        """Return the seconds of missing audio before a frame, and advance past both.
-
-        `time`: of the frame, if it has one. `following`: time of the next frame, if any.
-        """
+        """Return the seconds of missing audio before a frame at `time`, and advance past both."""
         gap = 0.0 if time is None else self._gap(time, lasts, following)
         self.position += gap + lasts
         return gap

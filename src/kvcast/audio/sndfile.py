@@ -29,25 +29,15 @@ _PLAIN_WORDS = {
     29: "it ends within a frame",  # SFE_INTERNAL, the mp3 decoder's only error
 }
 
-_READ_AHEAD = 9_000
-"""Bytes; libFLAC has fewer in hand when it has decoded all frames that the header counts."""
-
-_MP3_LENGTH_FACTOR = 64
-"""Larger than the ratio of any two bit rates of MPEG audio."""
-
-_MPEG_DELAY = 2 * 1152
-"""Frames that a decoder of MPEG audio leaves out, or adds, in formats that count them."""
+_READ_AHEAD = 9_000  # more bytes than libFLAC holds after all frames that the header counts
+_MP3_LENGTH_FACTOR = 64  # larger than the ratio of any two bit rates of MPEG audio
+_MPEG_DELAY = 2 * 1152  # frames that an MPEG decoder leaves out or adds
 
 _stderr_lock = threading.Lock()
 
 
 class SndfileReader(AudioReader):
-    """One pass over a seekable file by libsndfile.
-
-    Raises:
-        UnreadableError: libsndfile cannot open it.
-
-    """
+    """One pass over a seekable file by libsndfile; raises UnreadableError."""
 
     def __init__(self, file: FileSection) -> None:
         self.notices: list[str] = []
@@ -70,8 +60,7 @@ class SndfileReader(AudioReader):
         """Open it again, if its length is unknown, or is too short.
 
         Without a frame count, libsndfile guesses the length from the first frame's bit rate and
-        stops there, which loses most of a recording that starts loudly. If the guess is too long,
-        it stops at the end of the file.
+        stops there, which loses most of a recording that starts loudly.
         """
         count = frame_count(self._file)
         if count is None:

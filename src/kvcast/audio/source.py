@@ -11,9 +11,7 @@ import soxr
 from numpy.typing import NDArray
 from typing_extensions import override
 
-SAMPLE_RATE = 16_000
-"""Samples per second of everything that recordings yield."""
-
+SAMPLE_RATE = 16_000  # samples per second of everything that recordings yield
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 """A rate outside this range cannot carry speech, or is wrong."""
 
@@ -21,14 +19,9 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 class AudioSource(Protocol):
     """A recording that can be read more than once, one pass at a time."""
 
-    name: str
-    """Its name in messages: printable, one line."""
-
-    notices: tuple[str, ...]
-    """Notices for the user after a complete pass, one line each."""
-
-    no_speech_notices: tuple[str, ...] = ()
-    """Notices for the user if no speech is recognised in it."""
+    name: str  # its name in messages: printable, one line
+    notices: tuple[str, ...]  # notices for the user after a complete pass, one line each
+    no_speech_notices: tuple[str, ...] = ()  # notices for the user if no speech is recognised in it
 
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the recording from its start, mono float32 [samples] at 16 kHz."""
@@ -95,7 +88,6 @@ class Resampler:
 
 
 def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
-    """Resample mono blocks from `rate` Hz to 16 kHz."""
     resampler = Resampler(rate)
     for block in blocks:
         yield resampler.feed(block)
@@ -103,21 +95,11 @@ def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDAr
         yield resampler.feed(np.empty(0, np.float32), last=True)
 
 
-_CANCELLED = 0.2
-"""The mean of n unrelated channels has 1 / n of their power, of related channels more."""
-
-_MEMORY = 4000
-"""Samples after which a moment counts half as much, so that blocks may have any length."""
-
-_FIRST = 500
-"""Fewer samples do not show how channels correlate."""
-
-_OFTEN = 0.1
-"""Channels that cancel out in a larger part of a recording are worth a notice."""
-
-_NO_FLOAT = 16.0
-"""No float of audio with a full scale of 1 is as large: 24 dB above it."""
-
+_CANCELLED = 0.2  # the mean of n unrelated channels has 1 / n of their power
+_MEMORY = 4000  # samples after which a moment counts half as much
+_FIRST = 500  # fewer samples do not show how channels correlate
+_OFTEN = 0.1  # channels that cancel out in a larger part of a recording are worth a notice
+_NO_FLOAT = 16.0  # no float of audio with a full scale of 1 is as large: 24 dB above it
 _LOUD, _SEVERAL, _FEW = 4.0, 1e-4, 20
 """Few samples above it may be damage; where they are more, and more than this part, all are
 integers."""

@@ -21,8 +21,7 @@ Samples: TypeAlias = NDArray[np.float32]
 _RIFF_HEADER = 12
 _LONGEST_HEADER = 1 << 20  # nobody waits for a megabyte before the audio begins
 
-_UNKNOWN_LENGTH = 0x7FFF0000
-"""Programs that write to a pipe claim this many bytes of audio or more, or none at all."""
+_UNKNOWN_LENGTH = 0x7FFF0000  # or more, or 0: claimed by programs that write to a pipe
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
@@ -46,8 +45,7 @@ _CODINGS: Mapping[tuple[int, int], _Decode] = {
     (_PCM, 32): lambda data: _scaled(np.frombuffer(data, "<i4"), 2**31),
     (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4").astype(np.float32),
     (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
-}
-"""How samples are read, by WAV's format tag and bits."""
+}  # how samples are read, by WAV's format tag and bits
 
 
 class _SampleLayout(NamedTuple):
@@ -73,8 +71,7 @@ class _Header(NamedTuple):
 class AudioStream:
     """Turns bytes into mono 16 kHz samples: WAV if they begin as one, else raw PCM.
 
-    Raw PCM is signed 16-bit little endian, one channel. Bytes after the end of a WAV's audio are
-    ignored, if its header states the size.
+    Raw PCM is signed 16-bit little endian, one channel. Bytes after a WAV's stated end are ignored.
     """
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, name: str = "standard input") -> None:
@@ -93,10 +90,7 @@ class AudioStream:
     def feed(self, data: bytes) -> Samples:
         """Return the samples [n] that these bytes complete; few or none at first.
 
-        Raises:
-            InputOutputError: the stream is in another format, its header makes no sense, or its
-                samples are not audio.
-
+        Raises InputOutputError for another format, a wrong header, and samples that are not audio.
         """
         self._held += data
         if self._layout is None and not self._begin(is_all=False):
@@ -106,9 +100,7 @@ class AudioStream:
     def finish(self) -> Samples:
         """Return the last samples [n]; call it once, when no more bytes will come.
 
-        Raises:
-            InputOutputError: there was no byte at all, or a header without an end.
-
+        Raises InputOutputError for an empty stream, or a header without an end.
         """
         if self._layout is None:
             if not self._held:

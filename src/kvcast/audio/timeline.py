@@ -20,7 +20,6 @@ class Part(NamedTuple):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Start and end in seconds."""
         return self.start / SAMPLE_RATE, self.end / SAMPLE_RATE
 
 
@@ -43,19 +42,14 @@ def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
 class Timeline:
     """Maps seconds of a recording's joined parts to seconds of the recording.
 
-    At a joint, one moment of the parts is two of the recording. So a time alone is not enough:
-    words that begin there belong to the next part, words that end there to the previous one.
+    At a joint, one moment of the parts is two of the recording: words that begin there belong to
+    the next part, words that end there to the previous one.
     """
 
-    joints: tuple[float, ...]
-    """Seconds, in the parts, where one ends and the next one begins."""
+    joints: tuple[float, ...]  # seconds, in the parts, where one ends and the next one begins
 
     def __init__(self, parts: Sequence[Part], *, slack: float = 0.0) -> None:
-        """Prepare.
-
-        `parts`: in order, disjoint, none of them empty; they may touch. `slack`: seconds of padding
-        at the edges of parts.
-        """
+        """Prepare for disjoint `parts` in order, with `slack` seconds of padding at their edges."""
         self.joints = _ends(parts)[:-1]
         self._slack = slack
         self._parts = _merged(parts)
@@ -69,17 +63,14 @@ class Timeline:
 
     @property
     def duration(self) -> float:
-        """Seconds of all parts."""
         return self._ends[-1] if self._ends else 0.0
 
     def original(self, start: float, end: float) -> tuple[float, float]:
         """Return when something from `start` to `end`, seconds in the parts, was in the recording.
 
-        Predicted times are some tenths of a second off. If only the slack of a part is on one
-        side of a joint, that side is ignored: otherwise a word with a start just before a joint
-        would begin minutes early.
-
-        Without parts the times are returned unchanged.
+        Predicted times are some tenths of a second off. If only the slack of a part is on one side
+        of a joint, that side is ignored: otherwise a word with a start just before a joint would
+        begin minutes early.
         """
         if not self._parts:
             return start, end
@@ -100,10 +91,7 @@ class Timeline:
         return self._in_part(first, start), self._in_part(final, end)
 
     def of_word(self, start: float, end: float) -> tuple[float, float]:
-        """Return when a word was in the recording: all in the part that contains its middle.
-
-        There must be parts.
-        """
+        """Return when a word was in the recording: all in the part that contains its middle."""
         index = min(bisect_right(self._ends, (start + end) / 2), len(self._parts) - 1)
         return self._in_part(index, start), self._in_part(index, min(end, self._ends[index]))
 

@@ -1,9 +1,8 @@
 """Voice activity detection: the speech of a recording, and endpointing of live audio.
 
-Turns speech probabilities into parts like Silero's `get_speech_timestamps` (snakers4/
-silero-vad, utils_vad.py), in arrays. A part without 0.2 s of continuous speech is dropped: chords
-and tones pass for speech for up to 0.16 s. The probabilities come from a `VoiceDetector`: Silero,
-or `Loudness`, which needs no model.
+Turns speech probabilities into parts like Silero's `get_speech_timestamps` (snakers4/silero-vad,
+utils_vad.py), in arrays. Parts without 0.2 s of continuous speech are dropped: chords and tones
+pass for speech for up to 0.16 s.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ from kvcast.audio.timeline import Part, Timeline, between, common
 
 Recorded = TypeVar("Recorded", bound=RecordedAudio)
 
-BLOCK = 512
-"""Samples that share a probability: 32 ms."""
+BLOCK = 512  # samples that share a probability: 32 ms
 
 VoiceDetector: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Given the next blocks of a recording [n, BLOCK], returns the probability of speech in each, [n]:
@@ -35,8 +33,7 @@ VoiceDetector: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 it has a state, so every recording needs a new detector.
 """
 
-HYSTERESIS = 0.15
-"""Speech lasts while its probability is at most this much below the threshold, as in Silero."""
+HYSTERESIS = 0.15  # speech lasts down to this much below the threshold, as in Silero
 
 ONSET = 3
 """Consecutive blocks of speech that begin an utterance: a click is shorter, any word longer.
@@ -45,25 +42,16 @@ Callers keep some audio before them."""
 
 
 class Change(Enum):
-    """The state of speech after a piece of audio."""
-
     NONE = "nothing"
     BEGIN = "an utterance begins"
     END = "an utterance is over"
 
 
 class Endpoints:
-    """Follows one audio stream.
-
-    `pause`: samples without speech that end an utterance; its audio includes them.
-    """
+    """Follows one audio stream; `pause` is in samples, and an utterance includes its pause."""
 
     def __init__(self, detector: VoiceDetector, *, threshold: float, pause: float) -> None:
-        """Begin in silence.
-
-        `detector`: returns the probability of speech. `threshold`: probability from which on a
-        block is speech. `pause`: seconds without speech that end an utterance.
-        """
+        """Begin in silence; `pause`: seconds without speech that end an utterance."""
         self._detector = detector
         self._threshold = threshold
         self._pause = max(1, round(pause * SAMPLE_RATE / BLOCK))
@@ -107,8 +95,8 @@ class Endpoints:
 class Loudness:
     """Detects speech by loudness, well above the quietest moment of the last seconds.
 
-    Any loud noise passes for speech, too: a detector for quiet rooms. Until audio shows otherwise,
-    a room is assumed to be as quiet as `_QUIET_ROOM`.
+    For quiet rooms, as any loud noise passes for speech; until audio shows otherwise, a room is
+    assumed to be as quiet as `_QUIET_ROOM`.
     """
 
     _MARGIN = 12.0  # dB
@@ -129,35 +117,26 @@ class Loudness:
         return level >= max(min(self._levels) + self._MARGIN, self._FAINTEST)
 
 
-_LEAST_PROBABILITY = 0.01
-"""Below this it is never speech, for any threshold."""
-
-_CUTTABLE = 0.098
-"""Seconds of a pause at which speech that is too long may be cut, as in Silero."""
-
+_LEAST_PROBABILITY = 0.01  # below this it is never speech, for any threshold
+_CUTTABLE = 0.098  # seconds of a pause at which speech that is too long may be cut, as in Silero
 _SHORTEST = 0.2
 """Continuous seconds that prove speech: a chord or a click passes for speech for 0.16 at most,
 
 and the shortest word longer. Silero wants 0.25 of every part, faster-whisper nothing.
 """
 
-_LEAST_SLACK = 0.4
-"""Seconds by which the times of segments are off, at most, however little padding there is."""
+_LEAST_SLACK = 0.4  # seconds by which segments' times may be off without padding
 
 _AT_ONCE = 1024  # blocks: 2 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """The speech in a recording.
-
-    `parts`: with speech, in order and disjoint; they may touch. `likeliest`: the highest
-    probability of speech anywhere in it.
-    """
+    """The speech in a recording: parts in order and disjoint, which may touch."""
 
     parts: tuple[Part, ...]
     samples: int
-    likeliest: float
+    likeliest: float  # highest probability of speech anywhere in it
 
     @property
     def skipped(self) -> tuple[Part, ...]:
@@ -165,12 +144,7 @@ class Speech:
 
 
 def find_speech(audio: AudioSource, detector: VoiceDetector, params: VoiceParams) -> Speech:
-    """Read a recording once, in memory that grows by 4 bytes for 32 ms.
-
-    Raises:
-        InputOutputError: it cannot be decoded, or is not audio.
-
-    """
+    """Read a recording once, in memory that grows by 4 bytes for 32 ms; raises InputOutputError."""
     checked = CheckedAudio(audio)
     probabilities = [detector(blocks) for blocks in _in_blocks(checked.blocks())]
     probabilities_n = np.concatenate([np.zeros(0, np.float32), *probabilities])
@@ -196,7 +170,7 @@ def _in_blocks(pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.flo
 
 
 def _overlaps(start: int, end: int, stretches: Sequence[tuple[int, int]]) -> bool:
-    """Return whether blocks have some in common with any of these, which are in order."""
+    """Return whether blocks overlap any of `stretches`, which are in order."""
     after = bisect_right(stretches, start, key=itemgetter(1))
     return after < len(stretches) and stretches[after][0] < end
 
@@ -339,17 +313,11 @@ def spoken(
     *,
     clips: Sequence[Part],
 ) -> Recorded:
-    """Return the speech of a recording, which is read once more than `make` does to find it.
+    """Return the speech in `clips` of a recording, which is read once more than by `make`.
 
-    Without speech its `content_frames` is 0, and a notice gives the highest probability.
-
-    `audio`: the recording; closed when the result is. `make`: reads the joined parts of a
-    recording. `detector`: a new one; returns the probability of speech. `clips`: parts of the
-    recording to transcribe, in order and disjoint.
-
-    Raises:
-        InputOutputError: it cannot be decoded, or is not audio.
-
+    Without speech its `content_frames` is 0, and a notice gives the highest probability. `audio` is
+    closed when the result is. `make` reads the joined parts. `detector`: a new one. `clips`: in
+    order and disjoint. Raises InputOutputError for audio that cannot be decoded.
     """
     speech = find_speech(audio, detector, params)
     parts = common(speech.parts, clips)

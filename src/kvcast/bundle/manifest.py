@@ -36,10 +36,9 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One program: its file and the names of its inputs and outputs, in the program's order.
+    """One program: its file, and its inputs' and outputs' names, in the program's order.
 
-    `aliases` maps an output to the input whose buffer it must be bound to, for caches that the
-    graph updates in place.
+    `aliases` maps an output to the input whose buffer it is bound to: caches updated in place.
     """
 
     file: str
@@ -58,8 +57,6 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """A file's size in bytes and SHA-256 in hexadecimal."""
-
     size: int
     sha256: str
 
@@ -72,11 +69,10 @@ class FileRecord:
 class Manifest:
     """The content of `bundle.json`; `files` is filled in when the bundle is sealed.
 
-    `dtype` is the dtype of everything that is not quantised, `device` where the graphs run.
-    `processor` lists the instructions that native code in the bundle needs; empty if there is none.
-    `calibration` describes the calibration of int4's codes; empty without calibration. `adapters`
-    have a name, a SHA-256 and a weight each; `source` is the model that they were merged into.
-    `recipe` is the quantization recipe of the export (`kvcast.spec.recipes`); empty without.
+    `dtype` is of everything that is not quantized, `device` where the graphs run. `processor` lists
+    the instructions that native code needs, `calibration` describes that of int4's codes, `recipe`
+    is the export's (`kvcast.spec.recipes`); empty if none. `adapters` have a name, a SHA-256 and a
+    weight each; `source` is the model that they were merged into.
     """
 
     family: str
@@ -107,26 +103,22 @@ class Manifest:
         )
 
     def model(self) -> tuple[Family, Any]:
-        """Return the model's family and dimensions; raises KvcastError if either is not known."""
         family = family_of(self.family)
         return family, family.dimensions.from_json(self.dimensions)
 
     def graph(self, name: str) -> Graph:
-        """Return a program's graph; raises KvcastError if the bundle has none."""
         try:
             return self.graphs[name]
         except KeyError:
             raise KvcastError(f"the bundle has no graph named {name}; export it again") from None
 
     def cache_layers(self, kind: str) -> CacheLayers:
-        """Return the layers of a kind; raises KvcastError if there are none."""
         for layers in self.cache:
             if layers.kind == kind:
                 return layers
         raise KvcastError(f"the bundle has no {kind} cache layers; export it again")
 
     def to_json(self) -> str:
-        """Return the text of `bundle.json`."""
         fields = asdict(self)
         for name in ("calibration", "adapters", "recipe"):  # unknown to earlier readers
             if not fields[name]:
@@ -135,7 +127,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse `bundle.json`; raises KvcastError for anything that this version does not know."""
+        """KvcastError for anything that this version does not know."""
         try:
             fields = json.loads(text)
             version = (fields.pop("format"), fields.pop("version"))
@@ -178,7 +170,7 @@ def _listed(names: Any) -> tuple[str, ...]:
 
 
 def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
-    """Build one of these dataclasses from JSON; raises TypeError if a value has the wrong type."""
+    """TypeError for a value of the wrong type."""
     made = kind(**values)
     for part in dataclass_fields(kind):  # type: ignore[arg-type]
         expected: Any = get_origin(part.type) or part.type
@@ -188,17 +180,14 @@ def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Return whether a folder has a manifest; `read_bundle` checks whether it is valid."""
     return (folder / MANIFEST).is_file()
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """Return a bundle's manifest, after checking that all listed files are there and unchanged.
+    """Return a bundle's manifest, after checking that all files are there and unchanged.
 
-    Raises:
-        InputMissingError: the folder or its manifest does not exist.
-        KvcastError: the manifest is not valid, or a file is missing, changed or outside.
-
+    InputMissingError: no such folder or manifest. KvcastError: the manifest is not valid, or a file
+    is missing, changed or outside.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -231,22 +220,18 @@ def _text(path: Path) -> str:
 def check_files(
     folder: Path, files: Mapping[str, FileRecord], *, anew: Container[str] = ()
 ) -> None:
-    """Raise KvcastError unless every file exists, is unchanged and is inside the folder.
-
-    Files named by `anew` are hashed even if their digests are remembered (`kvcast.spec.files`).
-    """
+    """Raise KvcastError unless files exist, unchanged and inside; `anew`: hashed in any case."""
     for name, record in files.items():
         _check_file(folder, name, record, _hash if name in anew else sha256_of)
 
 
 def stays_inside(name: str) -> bool:
-    """Return whether a relative path with `/` stays inside the folder that it starts from."""
+    """Whether a relative path with `/` stays inside the folder that it starts from."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
 
 def file_records(folder: Path, names: Iterable[str]) -> Mapping[str, FileRecord]:
-    """Measure files by their names relative to `folder`."""
     return {name: FileRecord.of(folder / name) for name in sorted(names)}
 
 
@@ -266,13 +251,7 @@ def _check_file(folder: Path, name: str, record: FileRecord, digest: Callable[[P
 
 
 def check_manifest(manifest: Manifest, dimensions: Any) -> None:
-    """Raise KvcastError where a manifest contradicts itself.
-
-    Args:
-        manifest: parsed; its files have the sizes that it states.
-        dimensions: the manifest's, as the model's family reads them.
-
-    """
+    """Raise KvcastError where a manifest contradicts itself; its files have the stated sizes."""
     family = family_of(manifest.family)
     expected = _each(family.caches(dimensions))
     layers = _each(manifest.cache)

@@ -31,7 +31,7 @@ _MADE = (1980, 1, 1, 0, 0, 0)  # ZIP's first day: a fixed date makes equal packa
 
 
 def describe_packages(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, with checksums of all further files, into the packages of `folder`."""
+    """Write the manifest, with checksums of all other files, into the packages of `folder`."""
     for name in PACKAGES:
         if not (folder / name).is_file():
             continue
@@ -49,18 +49,12 @@ def is_package(path: Path) -> bool:
 
 
 def bundle_of(path: Path) -> Path:
-    """Return the folder of the bundle that a path means: a folder itself, or a package's."""
+    """Return the folder itself, or a package's bundle."""
     return path.absolute().parents[1] if is_package(path) else path
 
 
 def unvouched_package(path: Path, runtime: str | None) -> Path | None:
-    """Return the package that a path means, if there is no manifest to verify it by.
-
-    Args:
-        path: a folder, or a package's file.
-        runtime: the runtime whose package to take if a folder has several; None: the first.
-
-    """
+    """Return the package that a path means, if no manifest verifies it; runtime None: the first."""
     if is_bundle(bundle_of(path)):
         return None
     if is_package(path):
@@ -70,14 +64,10 @@ def unvouched_package(path: Path, runtime: str | None) -> Path | None:
 
 
 def read_on_trust(package: Path) -> Manifest:
-    """Return the description inside a package whose folder has no manifest.
+    """Return the description inside a package, itself unverified, whose folder has no manifest.
 
-    The package itself is not verified; the files next to it must be its export's.
-
-    Raises:
-        KvcastError: it has no description, or one that is malformed or of another version, or
-            names files that are missing, changed or outside its folder.
-
+    KvcastError: it has no description, or one that is malformed or of another version, or names
+    files that are missing, changed or outside its folder.
     """
     folder = package.parents[1]
     name = package.relative_to(folder).as_posix()

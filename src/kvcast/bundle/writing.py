@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes `destination` when the block succeeds.
 
-    Raises:
-        UsageError: the destination exists and is not a bundle, or is one and `overwrite` is false.
-        InputOutputError: it cannot be written.
-
+    UsageError: the destination exists and is not a bundle, or is one and `overwrite` is false.
+    InputOutputError: it cannot be written.
     """
     destination = destination.absolute()
     remove_abandoned(destination.parent)
@@ -73,7 +71,7 @@ def _telling_of_the_disk(destination: Path, folder: Path) -> Iterator[None]:
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Record all files of `folder` in the manifest, flush them, and write the manifest last."""
+    """Record all files in the manifest, flush them, and write the manifest last."""
     manifest_path = folder / MANIFEST
     paths = [path for path in folder.rglob("*") if path.is_file() and path != manifest_path]
     names = [path.relative_to(folder).as_posix() for path in paths]
@@ -106,10 +104,7 @@ _LOCK, _NEW, _OLD = "lock", "new", "old"
 
 @contextmanager
 def staging_folder(parent: Path) -> Iterator[Path]:
-    """Yield an empty folder inside of `parent`; unpublished content is removed at the end.
-
-    Raises OSError where `parent` cannot be written.
-    """
+    """Yield an empty folder, removed unless published; OSError if `parent` cannot be written."""
     folder, lock = _locked_folder(parent)
     try:
         new = folder / _NEW
@@ -121,11 +116,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
 
 
 def publish(new: Path, destination: Path) -> None:
-    """Rename a staging folder's content to `destination`, which may exist.
-
-    A process that is killed halfway leaves the old folder where `remove_abandoned` finds it and
-    puts it back.
-    """
+    """Rename to `destination`, which may exist: `remove_abandoned` undoes half of it."""
     if destination.exists():
         old = new.parent / _OLD
         old.mkdir()
@@ -134,7 +125,7 @@ def publish(new: Path, destination: Path) -> None:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the staging folders in `parent` whose makers are gone; never waits, never raises."""
+    """Remove staging folders whose makers are gone; never waits, never raises."""
     with contextlib.suppress(OSError):
         for folder in sorted(parent.glob(f"{_PREFIX}*{_SUFFIX}")):
             _remove_if_abandoned(folder)

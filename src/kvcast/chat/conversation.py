@@ -1,8 +1,7 @@
 """Validates conversations in OpenAI's chat format, and converts them for templates.
 
-Templates turn roles and names into control text, so these must not be arbitrary; everything else
-that users send is plain text. Where a template has no tools, `in_words` describes them in
-a system message, as llama.cpp does.
+Templates turn roles and names into control text, so these are restricted. Where a template has no
+tools, `in_words` describes them in a system message, as llama.cpp does.
 """
 
 import json
@@ -28,11 +27,7 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Turns, and the tools that the model may call, as Hugging Face's templates expect them.
-
-    A content is one text, or for a template that reads them a list of parts; a call's arguments are
-    an object, not text.
-    """
+    """Turns and tools for Hugging Face's templates; a call's arguments are an object, not text."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -51,7 +46,7 @@ class Conversation:
         return [*_texts(self.messages), *_texts(self.tools)]
 
     def with_short_ids(self) -> "Conversation":
-        """Return it with calls numbered, unless their ids are as Mistral's formats have them."""
+        """Renumber calls, unless their ids have Mistral's form."""
         calls = [call for message in self.messages for call in message.get("tool_calls", ())]
         numbers = {call["id"]: f"{i:09}" for i, call in enumerate(calls)}
         if all(map(_SHORT_ID.fullmatch, numbers)):
@@ -72,9 +67,9 @@ class Conversation:
 def checked(
     messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, parts: bool = False
 ) -> Conversation:
-    """Return a valid conversation, with lone surrogates replaced; raises UsageError otherwise.
+    """Return a valid conversation, without lone surrogates; `parts`: content parts are kept.
 
-    `parts`: whether a user's content in several parts is kept so.
+    Raises UsageError for an invalid one.
     """
     if not messages:
         raise UsageError("the conversation is empty: give at least one message")
@@ -91,7 +86,7 @@ def checked(
 
 
 class _MessageReader:
-    """A message under examination; `where` is its place, for errors."""
+    """Reads a message; `where` is its place, for errors."""
 
     def __init__(self, where: str, message: Message, *, parts: bool) -> None:
         if not isinstance(message, Mapping):
@@ -102,7 +97,7 @@ class _MessageReader:
         self._keeps_parts = parts and message.get("role") == "user"
 
     def read(self, called: dict[str, str]) -> dict[str, Any]:
-        """Return the turn; `called` has the names of calls so far by their ids, and gets more."""
+        """Return the turn; `called` maps ids to names of calls so far, and is extended."""
         given = self._given
         role = given.pop("role", None)
         if role not in ROLES:
@@ -209,7 +204,7 @@ def _named(where: str, function: Mapping[str, Any]) -> str:
 
 
 def _json_object(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain types; raises UsageError for types that JSON does not have."""
+    """Return a copy of JSON's types; raises UsageError for other types."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
@@ -247,7 +242,7 @@ _FORM = (
 
 
 def in_words(whole: Conversation) -> Conversation:
-    """Return a conversation without tools and calls, which says the same in its messages."""
+    """Return a conversation whose messages contain its tools and calls as text."""
     messages: list[dict[str, Any]] = []
     for message in map(_said, whole.messages):
         before = messages[-1] if messages else {}
@@ -262,7 +257,7 @@ def in_words(whole: Conversation) -> Conversation:
 
 
 def without_system(whole: Conversation) -> Conversation:
-    """Return a conversation whose system message is put before the first user message."""
+    """Return a conversation whose system message is merged into the first user message."""
     first, *turns = whole.messages
     if first["role"] != "system" or not turns:
         return whole

@@ -18,13 +18,10 @@ END = "</think>"
 
 
 class ReasoningParser:
-    """Divides one text, which comes in pieces, into reasoning and answer.
-
-    White space around reasoning belongs to neither.
-    """
+    """Divides one text, in pieces, into reasoning and answer, without white space around either."""
 
     def __init__(self, *, begun: bool = False) -> None:
-        """Begin; where the prompt itself ends with `BEGIN`, the text has begun with reasoning."""
+        """`begun`: the prompt itself ends with `BEGIN`."""
         self._awaits = END if begun else BEGIN  # nothing in the answer
         self._held = ""
         self._strips = begun  # white space that comes next
@@ -34,7 +31,7 @@ class ReasoningParser:
         return self._awaits == END
 
     def push(self, piece: str, *, last: bool = False) -> tuple[str, str]:
-        """Take a piece; return the reasoning and the answer that are certain now."""
+        """Return the reasoning and the answer that are certain after a piece."""
         self._held += piece
         if self._awaits == BEGIN:
             begun = self._held.lstrip()
@@ -66,7 +63,7 @@ class ReasoningParser:
 
 
 def _uncertain(text: str) -> int:
-    """Return how many characters at the end are white space, or may begin `END`."""
+    """Return how many trailing characters are white space, or may begin `END`."""
     for length in range(min(len(END) - 1, len(text)), 0, -1):
         if END.startswith(text[-length:]):
             return length + _spaces(text[:-length])
@@ -83,14 +80,14 @@ _LONGEST_HEAD = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """A call: the tool's name, and a JSON object with its arguments, as text."""
+    """A call: the tool's name, and its arguments as JSON."""
 
     name: str
     arguments: str
 
 
 class TextParser(Protocol):
-    """Divides one text into content and calls, however it is split into pieces."""
+    """Divides one text, in pieces, into content and calls."""
 
     def push(self, piece: str) -> list[str | ToolCall]:
         """Take a piece; return the parts that are certain now."""
@@ -100,10 +97,7 @@ class TextParser(Protocol):
 
 
 class ToolCallParser(TextParser):
-    """Divides one text into content and calls, however it is split into pieces.
-
-    White space around calls is left out. Text that only looks like a call is unchanged content.
-    """
+    """Divides one text, in pieces, into content and calls; malformed calls are content."""
 
     def __init__(self, form: "ToolForm", names: Collection[str]) -> None:
         self._form = form
@@ -280,10 +274,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 class _JsonEnd:
-    """Finds where a JSON object or list ends, in a text that grows; looks at each character once.
-
-    Invalid JSON ends where its brackets are even.
-    """
+    """Finds the end of JSON in a growing text, in linear time; if invalid, of its brackets."""
 
     _OUTSIDE = re.compile(r'["{}\[\]]')
     _INSIDE = re.compile(r'["\\]')

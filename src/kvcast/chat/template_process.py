@@ -1,13 +1,11 @@
 """Renders a chat template in a separate process, because templates are untrusted programs.
 
 Reads JSON objects from standard input, one a line. The first has "template", "limits" and "longest"
-(a limit on characters); each later one has the template's variables for one conversation.
-Answers each of these with a line on standard output: {"text": …}, or {"refused": …} with the
-template's own message, or {"failed": …}, and whether this was the "last": after a failure, and when
-half of the processor time is used up, the process ends. Jinja2's sandbox keeps the template away
-from Python. The process's resource limits stop it from using too much memory, and keep even a
-template that breaks out of the sandbox from writing files and starting processes. The caller limits
-the time of each answer.
+(a limit on characters); each later one has the template's variables for one conversation. Answers
+each of these with a line on standard output: {"text": …}, or {"refused": …} with the template's own
+message, or {"failed": …}, and whether this was the "last": the process ends after a failure, and
+when half of its processor time is used up. Behind Jinja2's sandbox, resource limits bound memory,
+and forbid writing files and starting processes. The caller limits the time of each answer.
 """
 
 import json
@@ -30,7 +28,7 @@ class _RefusedError(TemplateError):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; here it has no effect."""
+    """`{% generation %}…{% endgeneration %}` marks answers for training; ignored here."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
 
@@ -41,10 +39,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The environment that chat templates on Hugging Face's hub expect.
-
-    As in transformers' chat_template_utils.py.
-    """
+    """As in transformers' chat_template_utils.py."""
 
     def __init__(self) -> None:
         extensions = [_Generation, "jinja2.ext.loopcontrols"]

@@ -1,8 +1,7 @@
 """Chat templates, which format conversations as a model expects them.
 
-A template comes with a model and is a Jinja2 program, so each is rendered in a separate process
-(template_process.py): started when first needed, ended after a failure or much work. A template
-that escapes from its sandbox sees no conversation that it would not be given anyway.
+Each is an untrusted Jinja2 program, so it is rendered in a separate process (template_process.py):
+started when first needed, ended after a failure or much work.
 """
 
 import contextlib
@@ -52,10 +51,7 @@ class TemplateWorker:
             _crowd.workers.add(self)
 
     def render(self, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the process's answer.
-
-        Raises EndedError, TooSlowError, and OSError if no process can be started.
-        """
+        """Return the answer; raises EndedError, TooSlowError, and OSError if no process starts."""
         request = json.dumps(values).encode()
         with self._lock:
             self._used = time.monotonic()
@@ -84,7 +80,7 @@ class TemplateWorker:
                 self._lock.release()
 
     def forget(self) -> None:
-        """Leave the process to the parent that this one was forked from."""
+        """Leave the process to the parent of this forked one."""
         self._lock = threading.Lock()  # a thread that is not here may have held the other
         process, self._process = self._process, None
         if process is not None:
@@ -102,7 +98,7 @@ class TemplateWorker:
 
 
 class _Process:
-    """It has this process's import path, without the current folder, and none of its files."""
+    """A process with this one's import path, without the current folder and open files."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -157,7 +153,7 @@ class _Process:
         return line
 
     def _read(self, line: bytearray) -> dict[str, Any]:
-        """Read an answer; only a template that escaped from its sandbox can have spoilt it."""
+        """Read an answer; it is malformed only if a template escaped from its sandbox."""
         with contextlib.suppress(ValueError, RecursionError):
             match json.loads(line):
                 case {"last": bool(), **answer} as reply if set(map(type, answer.values())) == {
@@ -168,7 +164,6 @@ class _Process:
         raise ValueError("the answer is none")
 
     def end(self) -> None:
-        """Kill it: it holds nothing that is worth keeping."""
         self._process.kill()
         self._process.wait()
         self._close()
@@ -196,7 +191,6 @@ class _WorkerPool:
             worker.close_if_idle()
 
     def forget(self) -> None:
-        """Leave all processes to the parent that this one was forked from."""
         self.lock = threading.Lock()
         for worker in list(self.workers):
             worker.forget()
@@ -228,10 +222,7 @@ class TemplateRefusalError(KvcastError):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template in Jinja2's language and the constants that it may use, such as bos_token.
-
-    `with_tools` takes its place in conversations with tools, where a model has two.
-    """
+    """A Jinja2 template and its constants, such as bos_token; `with_tools` is for tool use."""
 
     source: str
     constants: Mapping[str, str]
@@ -242,11 +233,8 @@ class ChatTemplate:
     ) -> str:
         """Format a conversation, up to where the assistant's answer starts.
 
-        Raises:
-            TemplateRefusalError: the template refuses the conversation.
-            KvcastError: it is damaged, tries to leave its sandbox, or exceeds the limits on time,
-                memory or text.
-
+        Raises TemplateRefusalError if the template refuses it, KvcastError if the template is
+        damaged, tries to leave its sandbox, or exceeds the limits on time, memory or text.
         """
         if tools and self.with_tools is not None:
             return self.with_tools.render(messages, tools)
@@ -288,7 +276,7 @@ class ChatTemplate:
 
     @property
     def reads_parts(self) -> bool:
-        """Whether it goes through the parts of a content."""
+        """Whether the template iterates over parts of a content."""
         sources = [self.source, self._for_tools.source]
         return all(_PARTS.search(source) for source in sources)
 

@@ -16,15 +16,12 @@ UNKNOWN_FORM = "this model's template calls tools in a form that kvcast does not
 
 @dataclass(frozen=True, kw_only=True)
 class EnforcedCall:
-    """The text that calls one tool: a prefix, JSON that follows a schema, a suffix.
-
-    `markers` are the parts of prefix and suffix that a vocabulary may have as special tokens.
-    """
+    """The text that calls one tool: a prefix, JSON that follows a schema, a suffix."""
 
     prefix: str
     schema: Mapping[str, Any]
     suffix: str
-    markers: tuple[str, ...]
+    markers: tuple[str, ...]  # parts of prefix and suffix that may be special tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +29,11 @@ class ToolForm:
     """A model's format of tool calls.
 
     Attributes:
-        head: pattern of the text between opening and JSON; a group `name` is the tool's, and the
-            JSON is then only its arguments.
+        head: pattern from opening to JSON; with a group `name`, the JSON is only its arguments.
         bare: whether a call at the beginning of a text, or after another, needs no opening.
-        markers: texts that a vocabulary may have as special tokens, which then count as text.
+        markers: texts that may be special tokens, which then count as text.
         call: the text of one call, with NAME and ARGUMENTS in it.
-        answer: the text before the JSON string that an answer without calls is; empty where such
-            answers are plain text.
+        answer: precedes the JSON string of an answer without calls; empty for plain text.
 
     """
 
@@ -61,10 +56,7 @@ class ToolForm:
         return before.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + after
 
     def answered(self, schema: Mapping[str, Any] | None = None) -> tuple[EnforcedCall, ...]:
-        """Return the text of an answer without calls, where that has a form.
-
-        `schema` is of answers that are JSON.
-        """
+        """Return the form of an answer without calls, if any; `schema` is of JSON answers."""
         if schema is not None:
             return (EnforcedCall(prefix="", schema=schema, suffix="", markers=self.markers),)
         if not self.answer:
@@ -128,15 +120,11 @@ IN_WORDS = ToolForm(
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template uses the tools of a conversation, not only a message's."""
     return re.search(r"""(?<![\w.'"])tools\b(?!['"])""", template) is not None
 
 
 def form_of(template: str) -> ToolForm | None:
-    """Return the form in which a chat template writes calls; None if there is none that is known.
-
-    Qwen's coders and GLM open calls as Hermes does, but write no JSON.
-    """
+    """Return the form of a chat template's calls, if known. Qwen's coders and GLM use no JSON."""
     if not knows_tools(template):
         return None
     if "<tool_call>" in template:
@@ -149,10 +137,7 @@ def form_of(template: str) -> ToolForm | None:
 
 
 def lark(calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> str:
-    """Return a grammar in llguidance's Lark for a text that is one of these calls.
-
-    `special` has the tokens of the markers that are special tokens of the vocabulary.
-    """
+    """Return llguidance's Lark grammar for one of these calls; `special`: tokens of the markers."""
     names = [f"call_{i}" for i in range(len(calls))]
     rules = [
         f"{name}: {_terms(call.prefix, call.markers, special)} "

@@ -37,10 +37,9 @@ _ENCODINGS: Mapping[str, Encoding] = {
 class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
-    `blocks` reads a matrix's codes, if the file has codes of up to 8 bits. `rows` locates a
-    matrix's rows, along its last axis, in the file. `kinds` and `nbytes` are of the file's values,
-    which `read` may widen; computed tensors have none. `problem`: why its values cannot be read;
-    empty if they can.
+    `blocks` reads a matrix's codes of up to 8 bits, `rows` locates its rows in the file. `kinds`
+    and `nbytes` are of the file's values, which `read` may widen; computed tensors have none.
+    `problem`: why its values cannot be read; empty if they can.
     """
 
     shape: tuple[int, ...]
@@ -55,10 +54,7 @@ class StoredTensor:
 def tensor_from_bytes(
     raw: NDArray[np.uint8], kind: str, shape: tuple[int, ...], label: str
 ) -> StoredTensor:
-    """Interpret `raw` (usually a slice of a memory-mapped file) as little-endian values.
-
-    Raises InputOutputError, naming `label`, if the number of bytes does not fit `shape`.
-    """
+    """Little-endian values; raises InputOutputError, naming `label`, if their size does not fit."""
     dtype = _KINDS[kind]
     if raw.nbytes != math.prod(shape) * dtype.itemsize:
         raise InputOutputError(f"{label} is damaged: {raw.nbytes} bytes do not make {kind} {shape}")
@@ -87,11 +83,7 @@ def tensor_from_bytes(
 class LazyTensors(Mapping[str, NDArray[Any]]):
     """Maps canonical names to arrays, which are read on every lookup and not kept.
 
-    Arrays may be read-only views of a memory-mapped file: copy before writing.
-
-    Attributes:
-        unused: names of the files' tensors that are no part of the model.
-
+    Arrays may be read-only views of a mapped file. `unused`: names of tensors outside the model.
     """
 
     def __init__(
@@ -114,20 +106,17 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
         return type(self)({name: self._parts[name] for name in names})
 
     def beside(self, unused: Sequence[str]) -> Self:
-        """Return these tensors and unused others."""
         return type(self)(self._parts, unused)
 
     def parts_of(self, name: str) -> Sequence[StoredTensor]:
-        """Return the tensors of the files that an array is made of."""
         return self._parts.get(name, ())
 
     def has_codes(self) -> bool:
-        """Return whether a matrix is stored as codes in the files."""
         parts = (part for parts in self._parts.values() for part in parts)
         return any(part.rows is not None and part.blocks is not None for part in parts)
 
     def blocks_of(self, name: str) -> CodedMatrix | None:
-        """Return a matrix's own codes; None where the file has none of them."""
+        """Return a matrix's own codes; None if the file has none."""
         parts = self._parts.get(name, ())
         read = parts[0].blocks if len(parts) == 1 else None
         return None if read is None else read()
@@ -143,20 +132,12 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model's files.
-
-    Attributes:
-        tensors: canonical name to float16 or float32 array, as the family lists them.
-        text: name to content of the tokenizer's files, which bundles contain unchanged.
-        generation: any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of
-            ids) and `alignment_heads` (list of [layer, head]) that the files specify.
-
-    """
-
     dimensions: Any
-    tensors: LazyTensors
-    text: Mapping[str, bytes]
+    tensors: LazyTensors  # canonical name to float16 or float32 array, as the family lists them
+    text: Mapping[str, bytes]  # the tokenizer's files by name, which bundles contain unchanged
     source: str
+    # any of `suppress_tokens`, `begin_suppress_tokens`, `language_tokens` (lists of ids) and
+    # `alignment_heads` (list of [layer, head]) that the files specify
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -173,9 +154,8 @@ class Checkpoint:
 class CheckpointReader:
     """One format. `files` lists everything that `read` depends on, so their hash identifies it.
 
-    It raises InputMissingError if a file is missing. `types` lists the format's model types, by
-    their family's class of dimensions. `adapter_layout` is the layout of adapters that `read`
-    merges, after the path; None if it takes none.
+    It raises InputMissingError if a file is missing. `types`: model types by their family's class
+    of dimensions. `adapter_layout`: of adapters that `read` merges; None: none.
     """
 
     name: str
@@ -187,14 +167,14 @@ class CheckpointReader:
 
 
 def require_file(path: Path, advice: str) -> Path:
-    """Return `path`; raises InputMissingError, ending in `advice`, if there is no such file."""
+    """InputMissingError, ending in `advice`, for a missing file."""
     if not path.is_file():
         raise InputMissingError(f"no {path.name} in {path.parent}: {advice}")
     return path
 
 
 def unreadable_tensor(shape: tuple[int, ...], problem: str) -> StoredTensor:
-    """Return a tensor whose values are not read; the first use raises KvcastError."""
+    """Return a tensor whose first use raises KvcastError."""
 
     def read() -> NDArray[Any]:
         raise KvcastError(problem)
@@ -203,14 +183,12 @@ def unreadable_tensor(shape: tuple[int, ...], problem: str) -> StoredTensor:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a whole file; raises InputOutputError for a Git LFS pointer."""
     content = path.read_bytes()
     _refuse_pointer(path, content[: len(_POINTER)])
     return content
 
 
 def _refuse_pointer(path: Path, beginning: bytes) -> None:
-    """Raise InputOutputError for a Git LFS pointer in place of a large file."""
     if beginning == _POINTER:
         raise InputOutputError(
             f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its repository"
@@ -218,7 +196,6 @@ def _refuse_pointer(path: Path, beginning: bytes) -> None:
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
-    """Memory-map a file read-only, as [bytes]; raises InputOutputError for an empty one."""
     if path.stat().st_size == 0:
         raise InputOutputError(f"{path} is empty: fetch it again")
     content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
@@ -227,7 +204,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raises InputOutputError if it contains anything else."""
+    """InputOutputError for a file that contains anything else."""
     try:
         fields = json.loads(read_file(path))
     except (ValueError, RecursionError):
@@ -240,10 +217,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def generation_settings(
     fields: Mapping[str, Any], names: Mapping[str, str], label: str
 ) -> dict[str, Any]:
-    """Pick settings out of a configuration; `names` maps their canonical names to the file's.
-
-    Raises InputOutputError, naming `label`, unless each is a list of ids or of pairs of integers.
-    """
+    """Pick settings, by the names in the file; InputOutputError for other than ids or int pairs."""
     settings = {}
     for canonical, name in names.items():
         value = fields.get(name)
@@ -256,7 +230,7 @@ def generation_settings(
 
 
 def _is_list_of_numbers(value: object) -> bool:
-    """Return whether `value` is a list of integers, or of pairs of integers."""
+    """Integers, or pairs of integers."""
     if not isinstance(value, list):
         return False
     pairs = [item for item in value if isinstance(item, list) and len(item) == 2]

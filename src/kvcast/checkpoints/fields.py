@@ -29,14 +29,12 @@ class Fields:
     def whole(
         self, name: str, default: int | None = None, least: int = 1, most: int = _MOST
     ) -> int:
-        """Return an integer from `least` to `most`."""
         value = self._value(name, default)
         if type(value) is not int or not least <= value <= most:
             raise self.error(f"{name} must be a whole number from {least} to {most}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """Return a finite number above 0."""
         value = self._value(name, default)
         # A comparison, because an integer too large for a float cannot be converted.
         if type(value) not in (int, float) or not 0 < value < math.inf:
@@ -47,7 +45,7 @@ class Fields:
             raise self.error(f"{name} is too large") from None
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Return a list of finite numbers above 0."""
+        """Finite, above 0."""
         values = self._value(name, None)
         if not isinstance(values, list):
             raise self.error(f"{name} must list numbers above 0")
@@ -71,13 +69,11 @@ class Fields:
         return ACTIVATIONS[value]
 
     def require(self, expected: Mapping[str, Any]) -> None:
-        """Raise KvcastError for a field with another value than kvcast has fixed."""
         for name, value in expected.items():
             if (given := self.values.get(name)) not in (None, value):
                 raise self.error(f"{name} must be {value!r}, not {given!r}")
 
     def group(self, name: str) -> "Fields | None":
-        """Return an object within this one, None if it is missing."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -90,12 +86,12 @@ class Fields:
         return replace(self, values={**defaults, **given})
 
     def group_over(self, name: str, defaults: Mapping[str, Any]) -> "Fields":
-        """Return an object within this one with what it leaves out, which may be all."""
+        """Return an object within this one, perhaps missing, over defaults."""
         group = self.group(name) or Fields(values={}, label=f"{self.label}: {name}")
         return group.over(defaults)
 
     def make(self, kind: Callable[..., _T], **values: Any) -> _T:
-        """Call `kind`; report its complaints about values as complaints about these fields."""
+        """Call `kind`; its KvcastErrors name these fields."""
         try:
             return kind(**values)
         except KvcastError as error:

@@ -69,15 +69,15 @@ _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether `model` has the form `org/name[@revision][:quantization]`."""
+    """Of the form `org/name[@revision][:quantization]`."""
     return _HUB_ID.fullmatch(model) is not None
 
 
 def snapshot_in(folder: Path) -> Path:
     """Return the snapshot in a model's folder of huggingface_hub's cache; other folders unchanged.
 
-    The main branch's snapshot, or else the newest. For the whole cache, its only model's. Raises
-    InputMissingError if there is no snapshot, UsageError for a cache of several models.
+    The main branch's, or else the newest; for the whole cache, its only model's. Raises
+    InputMissingError if there is none, UsageError for a cache of several models.
     """
     root = folder.parent if folder.name == "snapshots" else folder
     if models := sorted(path.name for path in root.glob("models--*") if path.is_dir()):
@@ -104,14 +104,10 @@ def download(
 ) -> Path:
     """Return the folder of `org/name[@revision]`, downloaded or from huggingface_hub's cache.
 
-    Only files of these patterns are fetched, by default a model's.
-
-    With `:quantization`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. `on_phase`
-    reports progress; without it the library draws its own bars on a terminal.
-
-    Raises InputMissingError if there is no such model, revision or file, or it is not in the cache
-    and the hub cannot be reached; KvcastError if several files have the quantization, access is
-    denied or the download fails.
+    With `:quantization`, such as `:Q4_K_M`, it is the GGUF file that has it in its name. Only files
+    of `patterns` are fetched, by default a model's. Without `on_phase` the library draws progress
+    bars on a terminal. Raises InputMissingError if there is no such model, revision or file, or no
+    connection; KvcastError if several files match, access is denied or the download fails.
     """
     match = _HUB_ID.fullmatch(model)
     if match is None:
@@ -166,13 +162,13 @@ def _telling(on_phase: OnPhase) -> Any:
 
 
 def _patterns_of(quantization: str) -> list[str]:
-    """Return patterns of GGUF files in several spellings, as patterns are case-sensitive."""
+    """Several spellings, as patterns are case-sensitive."""
     spellings = {quantization, quantization.lower(), quantization.upper()}
     return [f"*{spelling}*.gguf" for spelling in sorted(spellings)]
 
 
 def _file_of(folder: Path, repository: str, quantization: str) -> Path:
-    """Return the GGUF file with that quantization in its name, of several parts the first."""
+    """Of several parts the first."""
     named = re.compile(rf"(^|[^A-Za-z0-9]){quantization}(?![A-Za-z0-9_])", re.IGNORECASE)
     files = sorted(path for path in folder.rglob("*.gguf") if named.search(path.stem))
     models = {_PART_NUMBER.sub("", str(path.relative_to(folder))): path for path in reversed(files)}
@@ -187,7 +183,7 @@ def _file_of(folder: Path, repository: str, quantization: str) -> Path:
 
 
 def _missing_patterns(folder: Path) -> list[str]:
-    """Return the patterns of further files, after seeing the repository's files."""
+    """Patterns of further files, after seeing the repository's files."""
     if (folder / "bundle.json").is_file():
         return _BUNDLE_PATTERNS
     has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)

@@ -75,7 +75,6 @@ _FAMILIES: Mapping[str, HuggingFaceFamily] = {
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """List the weight files; if there are several, after their index."""
     files = weight_files(folder, "model")
     if files:
         return files
@@ -88,7 +87,6 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def read_dimensions(config_path: Path) -> Any:
-    """Read a config.json alone; None for one without a model_type, as CTranslate2's is."""
     config = read_json_object(config_path)
     kind = config.get("model_type")
     if kind is None:
@@ -97,7 +95,6 @@ def read_dimensions(config_path: Path) -> Any:
 
 
 def _family(path: Path, model_type: object) -> HuggingFaceFamily:
-    """Return the family of a configuration's model_type; raises KvcastError if there is none."""
     family = _FAMILIES.get(str(model_type))
     if family is None:
         supported = ", ".join(_FAMILIES)
@@ -124,7 +121,6 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
 
 
 def _refuse_quantized(config: Mapping[str, Any], path: Path, known: str | None) -> None:
-    """Raise KvcastError for weights in codes, unless the model type's reader knows them."""
     for name in _OF_CODES:
         if (path.parent / name).is_file():
             raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")

@@ -52,13 +52,11 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; empty if there is none."""
     path = folder / "tokenizer_config.json"
     return read_json_object(path) if path.is_file() else {}
 
 
 def generation_fields(folder: Path) -> dict[str, Any]:
-    """Read generation_config.json; empty if there is none."""
     path = folder / "generation_config.json"
     return read_json_object(path) if path.is_file() else {}
 
@@ -70,11 +68,7 @@ def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, An
 
 
 def recommended_options(folder: Path) -> dict[str, Any]:
-    """Return the options for text.json that generation_config.json recommends.
-
-    Options without effect are omitted. As in transformers, sampling options count only if do_sample
-    is true.
-    """
+    """Options for text.json; as in transformers, sampling options count only with do_sample."""
     fields = generation_fields(folder)
     if isinstance(top_k := fields.get("top_k"), int) and top_k < 0:  # as others write 0
         fields["top_k"] = 0
@@ -88,10 +82,7 @@ def recommended_options(folder: Path) -> dict[str, Any]:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end a generation, from the first configuration that names any.
-
-    Raises InputOutputError if they are not token ids.
-    """
+    """From the first configuration that names any; InputOutputError if they are no token ids."""
     for fields in (generation_fields(folder), config, config.get("text_config")):
         stored = fields.get("eos_token_id") if isinstance(fields, dict) else None
         if stored not in (None, []):
@@ -103,10 +94,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def end_token_by_text(folder: Path, text: str | None) -> int:
-    """Return the id that tokenizer.json gives the text of the token that ends texts.
-
-    Raises KvcastError if there is none.
-    """
+    """Return the id of the token that ends texts; KvcastError if tokenizer.json has none."""
     ids = ids_of_tokens(folder / "tokenizer.json")
     if not text or type(number := ids.get(text)) is not int:
         raise KvcastError(
@@ -117,7 +105,6 @@ def end_token_by_text(folder: Path, text: str | None) -> int:
 
 
 def ids_of_tokens(path: Path) -> dict[str, Any]:
-    """Return the ids of tokens, added ones included, from a tokenizer.json."""
     fields = read_json_object(path)
     model, added = fields.get("model"), fields.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -134,10 +121,7 @@ def ids_of_tokens(path: Path) -> dict[str, Any]:
 def special_tokens(
     folder: Path, settings: Mapping[str, Any], model_type: str = ""
 ) -> dict[str, Any]:
-    """Return the special and added tokens for text.json, as transformers reads the files.
-
-    special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
-    """
+    """For text.json, as transformers reads the files; tokenizer_config.json counts first."""
     named_class = settings.get("tokenizer_class") or _USUAL_CLASSES.get(model_type)
     kind = _CLASSES.get(model_type, str(named_class).removesuffix("Fast"))
     values = {**_OF_CLASSES.get(kind, {}), **settings}
@@ -158,10 +142,7 @@ def special_tokens(
 
 
 def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return the tokens that tokenizer_config.json adds to the vocabulary, in order of their ids.
-
-    Raises InputOutputError if they are not described as tokens.
-    """
+    """In order of their ids; InputOutputError if they are not described as tokens."""
     listed = settings.get("added_tokens_decoder") or {}
     try:
         tokens = [(listed[number]["content"], listed[number]) for number in sorted(listed, key=int)]
@@ -176,10 +157,7 @@ def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[dict[str, A
 
 
 def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the chat templates' files, by the names in `CHAT_TEMPLATES`, as transformers has them.
-
-    Files count instead of tokenizer_config.json's.
-    """
+    """By the names in `CHAT_TEMPLATES`; files count instead of tokenizer_config.json's."""
     paths = {"": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
     texts = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
@@ -200,50 +178,36 @@ def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, bytes
 
 
 def token_text(token: object) -> str:
-    """Return the text of a special token, which tokenizer_config.json has plain or as an object."""
+    """Return a special token's text, which tokenizer_config.json has plain or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceFamily:
-    """A family's interpretation of config.json, tensor names and text files.
-
-    Attributes:
-        model_types: values of config.json's `model_type`.
-        dimensions: reads a configuration alone; takes it and a name for it in messages.
-        read: takes the folder, its configuration and its tensors by name.
-        required: names of further files, each with advice for a folder without it.
-        codes: the quant_method of model types whose weights may be in codes.
-        renamed: maps names in files to names in transformers' modules and adapters, where they
-            differ.
-        ignored: last part of the names of tensors that hold no weights.
-        heads: names of tied heads that files omit, each with the possible names of the embedding;
-            without prefixes of the class that saved a model.
-        adapted: model types whose folder may have an adapter that belongs to the model.
-
-    """
-
     family: type[Any]
-    model_types: Sequence[str]
-    dimensions: Callable[[Mapping[str, Any], str], Any]
+    model_types: Sequence[str]  # values of config.json's `model_type`
+    dimensions: Callable[[Mapping[str, Any], str], Any]  # from config.json, and its name
+    # takes the folder, its configuration and its tensors by name; KvcastError, naming the file, if
+    # they are not supported or do not belong together, InputMissingError without a tokenizer
     read: Callable[[Path, Mapping[str, Any], Mapping[str, StoredTensor]], Checkpoint]
-    required: Mapping[str, str] = field(default_factory=dict)
-    codes: Mapping[str, str] = field(default_factory=dict)
-    renamed: Callable[[str], str] = str
-    ignored: str | None = None
+    required: Mapping[str, str] = field(default_factory=dict)  # further files, with advice
+    codes: Mapping[str, str] = field(default_factory=dict)  # quant_method by type
+    renamed: Callable[[str], str] = str  # names in files to transformers' modules
+    ignored: str | None = None  # last part of the names of tensors that hold no weights
+    # names of tied heads that files omit, each with the possible names of the embedding; without
+    # prefixes of the class that saved a model
     heads: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    adapted: frozenset[str] = frozenset()
+    adapted: frozenset[str] = frozenset()  # types with an adapter in the model's folder
 
 
 _TOKENIZER = "tokenizer.json"
 
 
 def read_text(folder: Path, *configs: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files that `kvcast.tokenizers.opening.open_text` reads.
+    """Files for `kvcast.tokenizers.opening.open_text`; InputMissingError without a tokenizer.
 
-    The first configuration that names tokens that end texts counts. Raises InputMissingError
-    without a tokenizer.
+    The first configuration that names tokens that end texts counts.
     """
     ends = next(filter(None, (end_tokens(folder, config) for config in configs)), [])
     about = {"end_tokens": ends, "bos_token": None, "eos_token": None}
@@ -251,13 +215,11 @@ def read_text(folder: Path, *configs: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def tokenizer_file(folder: Path) -> dict[str, bytes]:
-    """Return tokenizer.json by its name; raises InputMissingError if there is none."""
     path = require_file(folder / _TOKENIZER, "copy it from the model that this one was made from")
     return {_TOKENIZER: read_file(path)}
 
 
 def token_numbers(folder: Path, texts: tuple[str, ...]) -> list[int]:
-    """Return the ids of tokens in tokenizer.json; KvcastError for a file without."""
     path = folder / _TOKENIZER
     numbers = ids_of_tokens(path)
     for text in texts:

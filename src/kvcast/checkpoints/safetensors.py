@@ -27,10 +27,10 @@ _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def weight_files(folder: Path, stem: str) -> list[Path]:
-    """List `stem`.safetensors, or its index and the files that it names; empty if there is neither.
+    """List `stem`.safetensors, or its index and the files that it names; empty if neither exists.
 
-    Raises KvcastError for an index that is damaged, or that names a file outside the folder or of
-    another kind; InputMissingError if a file that it names is missing.
+    Raises KvcastError for a damaged index, or files outside the folder or of another kind;
+    InputMissingError for a missing file.
     """
     whole = folder / f"{stem}.safetensors"
     if whole.is_file():
@@ -42,7 +42,6 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
 
 
 def read_weights(paths: Iterable[Path], ignored: str | None = None) -> dict[str, StoredTensor]:
-    """Map the safetensors files among `paths`; see `read_safetensors`."""
     stored: dict[str, StoredTensor] = {}
     for path in paths:
         if path.suffix == ".safetensors":
@@ -51,11 +50,9 @@ def read_weights(paths: Iterable[Path], ignored: str | None = None) -> dict[str,
 
 
 def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, StoredTensor]:
-    """Map a safetensors file; float16 and float32 are unchanged, bfloat16 is read as float32.
+    """Map float16 and float32 unchanged, bfloat16 as float32; InputOutputError for damage.
 
-    Tensors whose names end in `ignored` are left out, whatever their dtype.
-
-    Tensors of other dtypes may not be used. Raises InputOutputError for a damaged file.
+    Tensors of other dtypes may not be used. Those whose names end in `ignored` are left out.
     """
     data = map_file(path)
     try:

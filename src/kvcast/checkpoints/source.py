@@ -52,13 +52,10 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
 def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder or GGUF file of a packaged model, a path, or a hub id.
 
-    A hub id is `org/name[@revision]`, or `org/name[@revision]:Q4_K_M` for the GGUF file of that
-    quantization.
-
-    Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; write `./demo`
-    for a folder of that name. `org/name` is downloaded from the hub when needed. Raises KvcastError
-    with one line (InputMissingError if nothing has that name). `on_phase` is told how much of a
-    download has arrived.
+    A hub id is `org/name[@revision]`, with `:Q4_K_M` for the GGUF file of that quantization; it is
+    downloaded when needed. Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and
+    `demo-unilm`; `./demo` is a folder. Raises KvcastError with one line (InputMissingError if
+    nothing has that name).
     """
     with os_errors_as_ours():
         if model in _PACKAGED:
@@ -78,11 +75,7 @@ def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
 
 
 def fingerprint(path: Path, adapters: Sequence[Adapter] = ()) -> str:
-    """Return the SHA-256 (hexadecimal) of a checkpoint's files, without parsing them.
-
-    Adapters that are merged into it and their weights count. Files of a megabyte or more are hashed
-    once and remembered (see `digests`).
-    """
+    """SHA-256 (hexadecimal) of a checkpoint's files and of its adapters with their weights."""
     with os_errors_as_ours():
         reader = _reader_of(path)
         digest = combined_sha256(reader.name, reader.files(path))
@@ -93,9 +86,9 @@ def fingerprint(path: Path, adapters: Sequence[Adapter] = ()) -> str:
 
 
 def open_checkpoint(path: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
-    """Read the checkpoint in a folder or GGUF file; its tensors are read on lookup.
+    """Open the checkpoint in a folder or GGUF file; its tensors are read on lookup.
 
-    Adapters are merged into its weights as these are read. Raises KvcastError with one line if
+    Adapters are merged into the weights as these are read. Raises KvcastError with one line if
     there is no supported, complete checkpoint, or an adapter does not fit it.
     """
     with os_errors_as_ours():
@@ -112,10 +105,7 @@ def open_checkpoint(path: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
 
 
 def known_types() -> Mapping[type[Any], Mapping[str, Sequence[str]]]:
-    """Return the types of models that are read, each with its formats.
-
-    They are grouped by their family's class of dimensions.
-    """
+    """Model types with their formats, by their family's class of dimensions."""
     known: dict[type[Any], dict[str, list[str]]] = {}
     for reader in (HUGGING_FACE, *_READERS):
         layout = reader.name.partition(" (")[0]
@@ -128,7 +118,7 @@ def known_types() -> Mapping[type[Any], Mapping[str, Sequence[str]]]:
 
 
 def read_dimensions(path: Path) -> Any:
-    """Read the dimensions of the model in a folder or GGUF file; a configuration is enough."""
+    """Read dimensions, for which a configuration is enough."""
     with os_errors_as_ours():
         if (path / "config.json").is_file():
             dimensions = read_config(path / "config.json")
@@ -148,7 +138,7 @@ _OTHER_LAYOUT: Mapping[Layout, str] = {
 
 @contextmanager
 def os_errors_as_ours() -> Iterator[None]:
-    """Turn errors of the operating system into a line with the file and the reason."""
+    """Turn OSErrors into InputOutputError with the file and the reason."""
     try:
         yield
     except OSError as error:
@@ -170,17 +160,13 @@ _SUFFIX = ".gguf"
 def open_adapters(
     named: str | Path | Sequence[str | Path], on_phase: OnPhase = ignore_phase
 ) -> list[Adapter]:
-    """Open adapters by name; their matrices are read when a model's are.
-
-    Raises KvcastError with one line (InputMissingError if nothing has that name). `on_phase` is
-    told how much of a download has arrived.
-    """
+    """Open adapters; raises KvcastError with one line (InputMissingError for unknown names)."""
     several = [named] if isinstance(named, str | Path) else named
     return [_opened(str(name), on_phase) for name in several]
 
 
 def notices_of(adapters: Sequence[Adapter], model: str) -> list[str]:
-    """Return a line for each adapter that says it was trained for another model than this."""
+    """Return a line for each adapter that says it was trained for another model."""
     own = _last_part(model)
     return [
         f"{adapter.name} was trained for {adapter.base}, which may not be {model}"
@@ -190,7 +176,6 @@ def notices_of(adapters: Sequence[Adapter], model: str) -> list[str]:
 
 
 def _last_part(model: str) -> str:
-    """Return the last part of a path or hub id, without a revision, in small letters."""
     name = Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2]
     return name.partition("@")[0].lower()
 

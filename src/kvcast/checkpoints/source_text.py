@@ -52,10 +52,9 @@ _LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 
 
 def read_text(folder: Path, config: Mapping[str, Any], kind: str | None = None) -> dict[str, bytes]:
-    """Return the files that `kvcast.tokenizers.opening.open_text` reads.
+    """Files for `kvcast.tokenizers.opening.open_text`; InputMissingError without a tokenizer's.
 
-    `kind`: of the tokenizer, by its name in text.json, where there is no tokenizer.json. Raises
-    InputMissingError where the tokenizer's files are missing.
+    `kind`: of the tokenizer, by its name in text.json, if there is no tokenizer.json.
     """
     settings = tokenizer_settings(folder)
     about: dict[str, Any] = {
@@ -78,7 +77,7 @@ def read_text(folder: Path, config: Mapping[str, Any], kind: str | None = None) 
 
 
 def _files(folder: Path, kind: str | None) -> tuple[str, ...]:
-    """Return a tokenizer's files; raises InputMissingError where one is missing."""
+    """InputMissingError for a missing file."""
     names = () if kind is None else _TOKENIZERS[kind]
     if names and all((folder / name).is_file() for name in names):
         return names
@@ -104,7 +103,6 @@ def _further(kind: str, settings: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def _languages(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the source languages for text.json, as in transformers' classes."""
     of_source = settings.get("src_lang") or settings.get("source_lang")
     told = {"source_language": of_source} if isinstance(of_source, str) else {}
     place = _PLACES.get(_class(settings, config))
@@ -119,10 +117,9 @@ def _class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return generation_config.json's recommended options; without the file, config.json's.
+    """Options in generation_config.json, or else config.json; KvcastError for unsupported values.
 
-    Lengths are without the token that a target starts with. Raises KvcastError for an invalid or
-    unsupported value.
+    Lengths are without the token that a target starts with.
     """
     path = folder / "generation_config.json"
     values = generation_fields(folder) if path.is_file() else dict(config)
@@ -157,10 +154,7 @@ def _search(fields: Fields) -> dict[str, Any]:
 
 
 def _suppressed(fields: Fields) -> dict[str, list[Any]]:
-    """Return tokens that are never chosen, and sequences of several; KvcastError for others.
-
-    As in transformers, tokens that end a text are not among the former.
-    """
+    """Suppressed tokens, except end tokens, and sequences, as in transformers."""
     sequences = fields.values.get("bad_words_ids") or []
     tokens = fields.values.get("suppress_tokens") or []
     if not _are_tokens(tokens) or not isinstance(sequences, list):

@@ -30,7 +30,6 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def of_modules(modules: NameTable) -> dict[str, Sequence[str]]:
-    """Return the names of weights and biases of modules, by canonical name."""
     return {
         f"{ours}.{leaf}": [f"{module}.{leaf}" for module in theirs]
         for ours, theirs in modules.items()
@@ -48,9 +47,9 @@ def fill(
 ) -> LazyTensors:
     """Fill canonical tensors from `stored`, checking every shape without reading values.
 
-    Entries are consumed one by one, so a configuration with too many layers fails at the first
-    missing tensor. Raises KvcastError, naming `label` and the tensor, for a tensor that is missing,
-    has another shape or unreadable values, or, unless `lenient`, does not belong to `model`.
+    Entries are consumed one by one, so too many layers fail at the first missing tensor. Raises
+    KvcastError, naming `label` and the tensor, if it is missing, of another shape, unreadable, or,
+    unless `lenient`, does not belong to `model`.
     """
     filled: dict[str, list[StoredTensor]] = {}
     used = set()
@@ -84,7 +83,7 @@ def fill_decoder(
     *,
     lenient: bool = False,
 ) -> LazyTensors:
-    """Fill the canonical names of a decoder-only model from `stored` by `table`; see `fill`."""
+    """As `fill`, for a decoder-only model."""
     model = f"a {dimensions.architecture} model of {dimensions.layers} layers"
     return fill(_decoder_entries(dimensions, table), stored, label, model, lenient=lenient)
 
@@ -99,13 +98,12 @@ def fill_evenly(
     lenient: bool = False,
     prefix: str = "",
 ) -> LazyTensors:
-    """Fill the canonical names, or those with a prefix, in parts of equal size; see `fill`."""
+    """As `fill`, in parts of equal size; `prefix`: of the names to fill."""
     entries = _even_entries(_shapes(dimensions, prefix), table)
     return fill(entries, stored, label, model, lenient=lenient)
 
 
 def _shapes(dimensions: Any, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Return the canonical names of a model with a prefix, and their shapes."""
     shapes = family_with(dimensions).tensor_shapes(dimensions)
     return {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
 
@@ -127,15 +125,11 @@ def take_apart(
 
 
 def same(tensor: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two tensors are equal, reading them only if their shapes are."""
     return tensor.shape == other.shape and np.array_equal(tensor.read(), other.read())
 
 
 def drop_tied(own: dict[str, StoredTensor], head: str, embedding: str) -> None:
-    """Leave out a head that is the embedding, which may be there by the head's name alone.
-
-    A head that differs stays: it counts, whatever a configuration says.
-    """
+    """Drop a head that is the embedding, perhaps there by the head's name alone; keep others."""
     if head in own and same(own[head], own.setdefault(embedding, own[head])):
         del own[head]
 
@@ -146,24 +140,20 @@ def zeros(shape: tuple[int, ...]) -> StoredTensor:
 
 
 def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
-    """Return a tensor of the same shape that applies `change` when it is read."""
+    """Apply `change`, which keeps the shape, when the tensor is read."""
     return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
 
 def one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a norm's weight that is stored minus 1."""
     # Added in float32, as transformers does: half precision would round small weights away.
     return weight.astype(np.float32) + np.float32(1)
 
 
 def swapped(rows: NDArray[Any]) -> NDArray[Any]:
-    """Put the last half of rows, such as gates, before the first."""
     return np.roll(rows, len(rows) // 2, axis=0)
 
 
 def transposed(tensor: StoredTensor) -> StoredTensor:
-    """Return a matrix whose columns are the rows of the file's."""
-
     def read() -> NDArray[Any]:
         return np.ascontiguousarray(tensor.read().T)
 
@@ -171,7 +161,7 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
-    """Return a tensor with its rows, and its codes' rows, reordered by `move`."""
+    """Move rows, and their codes."""
     blocks, rows = tensor.blocks, tensor.rows
     return replace(
         changed(tensor, move),
@@ -181,7 +171,6 @@ def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
-    """Return some rows of a tensor and of its codes."""
     part = reordered(tensor, lambda rows: rows[index])
     nbytes = tensor.nbytes * len(index) // tensor.shape[0]
     return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
@@ -190,7 +179,7 @@ def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
 def by_part(
     tensor: StoredTensor, heads: int, parts: Mapping[str, Sequence[int]]
 ) -> dict[str, StoredTensor]:
-    """Return rows by the names of parts; a part has the rows of all heads for each of its sizes."""
+    """Rows by the names of parts; a part has the rows of all heads for each of its sizes."""
     each = sum(sum(sizes) for sizes in parts.values())
     if tensor.shape[0] != heads * each:
         return dict.fromkeys(parts, tensor)  # of a shape that no configuration asks for
@@ -204,7 +193,7 @@ def by_part(
 
 
 def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
-    """Return the concatenated values of small tensors, [count]."""
+    """Concatenate the values of small tensors, [count]."""
     return StoredTensor(
         shape=(sum(prod(tensor.shape) for tensor in tensors),),
         read=lambda: np.concatenate([tensor.read().ravel() for tensor in tensors]),
@@ -244,7 +233,6 @@ def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> It
 
 
 def _names(canonical: str, table: NameTable) -> list[str]:
-    """Return the names in the file that make up `canonical`, with its layer filled in."""
     layer = _LAYER.search(canonical)
     names = table[_LAYER.sub("{i}", canonical)]
     # An expert's index is filled in later.
@@ -281,31 +269,21 @@ def _decoder_parts(
 def halves_from_pairs(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """Reorder the rows of a query or key projection [heads * head_dim, ...].
 
-    In files of Mistral and GGUF, rotary pair p of a head is rows 2p and 2p + 1. In kvcast, it is
-    rows p and p + head_dim / 2. So row 2p + s of each head moves to s * head_dim / 2 + p, for
-    queries and keys alike, which leaves their products unchanged.
+    In files of Mistral and GGUF, rotary pair p of a head is rows 2p and 2p + 1; in kvcast, rows p
+    and p + head_dim / 2. Queries and keys alike, so their products are unchanged.
     """
     pairs = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
 def in_halves(
-    stored: Mapping[str, StoredTensor],
-    dimensions: DecoderDimensions,
-    is_rotated: Callable[[str], object],
+    stored: Mapping[str, StoredTensor],  # by the file's names
+    dimensions: DecoderDimensions,  # the model's
+    is_rotated: Callable[[str], object],  # by name, of queries, keys, perhaps values after
     *,
-    neighbours: bool,
+    neighbours: bool,  # whether pairs are adjacent rows, not halves of the rotated channels
 ) -> dict[str, StoredTensor]:
-    """Return tensors with the rows of queries and keys in kvcast's order of rotary pairs.
-
-    Args:
-        stored: by the file's names.
-        dimensions: the model's.
-        is_rotated: returns by name whether a tensor has heads of queries or keys, and perhaps
-            values after both.
-        neighbours: whether pairs are adjacent rows in the file, not halves of the rotated channels.
-
-    """
+    """Return tensors with the rows of queries and keys in kvcast's order of rotary pairs."""
     size, rotary = dimensions.head_dim, dimensions.rotary or dimensions.window_rotary
     if rotary is None:
         return dict(stored)
@@ -325,7 +303,7 @@ def in_halves(
 
 
 def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.intp]:
-    """Return the permutation from a file's rows of a query or key head to kvcast's.
+    """Permutation from a file's rows of a query or key head to kvcast's.
 
     In files, the first `channels` rows are rotary pairs and the others are not rotated. In kvcast,
     pairs are in halves of the whole head, rotated ones first.
@@ -339,6 +317,5 @@ def head_order(head_dim: int, channels: int, *, neighbours: bool) -> NDArray[np.
 
 
 def pairs_from_halves(weight: NDArray[Any], head_dim: int) -> NDArray[Any]:
-    """Undo `halves_from_pairs`."""
     halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)

@@ -80,8 +80,8 @@ def refuse_folder(folder: Path) -> None:
 def refuse_incomplete(folder: Path, missing: str = "") -> None:
     """Raise InputMissingError for a folder that a download has not finished.
 
-    Also a snapshot in the hub's cache, whose files are links to others. With the name of a file
-    that is `missing`, all that is there counts as part of a download.
+    Also a snapshot in the hub's cache, whose files are links to others. If a file is `missing`, all
+    that is there counts as part of a download.
     """
     places, again = [folder, folder / ".cache/huggingface/download"], "the download"
     if folder.parent.name == "snapshots":

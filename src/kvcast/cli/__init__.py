@@ -38,8 +38,7 @@ COMMANDS = {
     "doctor": "show which runtimes work here, and why the rest do not",
     "models": "list the models and runtimes that are known",
     "bench": "time kvcast against other programs",
-}
-"""Each command is a module here: `add_arguments(parser)` sets `run`, or the module has one."""
+}  # each command is a module here: `add_arguments(parser)` sets `run`, or the module has one
 
 
 def main(argv: Sequence[str] | None = None) -> int:

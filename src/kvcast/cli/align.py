@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Align and return the exit code; errors propagate."""
     source = args.audio
     args.audio = [source]
     inputs.check(args)

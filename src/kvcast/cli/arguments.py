@@ -1,8 +1,7 @@
 """Arguments of all commands: spelling, declared options, checked values.
 
-Options that the Python API has too are declared in dataclasses (`kvcast.options`), and
-become arguments here. Options may be spelled with hyphens or underscores. A mistake is a
-UsageError of one line.
+Options that the Python API has too are declared in dataclasses (`kvcast.options`). Options may be
+spelled with hyphens or underscores. A mistake is a UsageError of one line.
 """
 
 import argparse
@@ -18,8 +17,7 @@ from kvcast.cli.console import emit
 from kvcast.errors import UsageError
 from kvcast.options import Bounds, Check, Choice, Declared, Params, seconds_of
 
-GIVEN = "given_options"
-"""Where a namespace has the names of options, numbers and switches, that were given."""
+GIVEN = "given_options"  # where a namespace has the names of options that were given
 
 SWITCHES = {
     "--condition-on-previous-text": "--no-condition-on-previous-text",
@@ -31,8 +29,7 @@ SWITCHES = {
 Each with its word for False; None leaves the option out.
 """
 
-_SECONDS = "SECONDS"
-"""The metavar of times, which may also be given as 1:30."""
+_SECONDS = "SECONDS"  # the metavar of times, which may also be given as 1:30
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +45,6 @@ class Parser(argparse.ArgumentParser):
         emit(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError; argparse calls this for every word that it rejects."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
@@ -83,8 +79,6 @@ def left_open(args: argparse.Namespace, names: Collection[str]) -> set[str]:
 
 
 class _Given(argparse.Action):
-    """Stores a value, and that it was given: it may equal the default."""
-
     @override
     def __call__(
         self,
@@ -172,9 +166,9 @@ def _checked(check: Check | None) -> Callable[[str], str]:
 def normalise(words: Sequence[str]) -> list[str]:
     """Rewrite a command line into the spelling that the parsers know.
 
-    `--best_of 3` becomes `--best-of 3`; `--suppress-tokens -1,7` becomes one word, or argparse
-    would take -1,7 for an option; `--condition_on_previous_text False` becomes
-    `--no-condition-on-previous-text`. Words after a lone `--` are unchanged.
+    `--best_of 3` becomes `--best-of 3`; `--suppress-tokens -1,7` one word, or argparse would take
+    -1,7 for an option; `--condition_on_previous_text False` `--no-condition-on-previous-text`.
+    Words after a lone `--` are unchanged.
     """
     end = words.index("--") if "--" in words else len(words)
     spelled: list[str] = []
@@ -232,10 +226,7 @@ def number(
     above: float | None = None,
     parse: Callable[[str], float] = float,
 ) -> Callable[[str], float]:
-    """Return a parser of finite floats within bounds; `above` is an exclusive bound.
-
-    `parse` turns a text into a number, or raises ValueError.
-    """
+    """Return a parser of finite floats within bounds; `above` is an exclusive bound."""
     bounds = [f"above {above:g}"] if above is not None else []
     bounds += [f"of at least {minimum:g}"] if minimum > -math.inf else []
     bounds += [f"{'' if bounds else 'of '}at most {maximum:g}"] if maximum < math.inf else []

@@ -1,9 +1,7 @@
 """The two streams of a command: results, and one line per problem; progress; SIGTERM.
 
-Standard output is UTF-8 in every locale. Every problem becomes one line on standard error
-and an exit code; a traceback is shown only with KVCAST_DEBUG=1.
-Progress is drawn by rich on standard error, and only where a terminal shows it: otherwise rich is
-not even imported. SIGTERM ends a command as Ctrl-C does: unfinished work is cleaned up.
+A traceback is shown only with KVCAST_DEBUG=1. Progress is drawn by rich, imported only if standard
+error is a terminal. SIGTERM ends a command as Ctrl-C does: unfinished work is cleaned up.
 """
 
 import contextlib
@@ -55,12 +53,10 @@ def prepare_output() -> None:
 
 
 def emit(text: str) -> None:
-    """Write to standard output and flush, so that a reader sees each piece when it is there.
+    """Write to standard output and flush; raises ClosedPipeError or OutputStreamError.
 
-    A terminal gets control characters as escapes: a model, or its files' author, may have put
-    them there. Files and pipes get the text unchanged.
-
-    Raises ClosedPipeError or OutputStreamError; unwritten output is dropped.
+    A terminal gets control characters as escapes: a model, or its files' author, may have put them
+    there. Files and pipes get the text unchanged.
     """
     if sys.stdout is None:
         raise OutputStreamError("standard output is closed; give --output-dir or open it")
@@ -80,10 +76,7 @@ def _drop_output() -> None:
 
 
 def say(message: str, *, about: str | None = None) -> None:
-    """Print one line on standard error: the program, the file it is about, the message.
-
-    The file is left out where the message begins with it.
-    """
+    """Print one line on standard error: the program, the file unless the message begins with it."""
     line, name = one_line(message), printable(about or "")
     if not line.startswith(name):
         line = f"{name}: {line}"
@@ -93,7 +86,6 @@ def say(message: str, *, about: str | None = None) -> None:
 
 
 def report(error: Exception, *, about: str | None = None) -> int:
-    """Report an error in one line, and return its exit code."""
     if isinstance(error, KvcastError):
         say(str(error), about=about)
         return error.exit_code
@@ -117,10 +109,9 @@ def _is_of_disk(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def own_error_stream() -> Iterator[None]:
-    """Write to standard error through a private file descriptor, which no library redirects.
+    """Write to standard error through a private file descriptor.
 
-    Audio readers silence their libraries by briefly redirecting descriptor 2 to nothing. Another
-    thread's lines would be lost with them.
+    Audio readers silence their libraries by briefly redirecting descriptor 2 to nothing.
     """
     given = sys.stderr
     try:
@@ -137,12 +128,11 @@ def own_error_stream() -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Join the lines of a text, and spell out characters that a terminal would obey."""
+    """Join the lines of a text, with escapes for characters that a terminal would obey."""
     return printable(" ".join(line.strip() for line in text.splitlines()))
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for all but visible characters and spaces."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -186,23 +176,18 @@ def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as h
 
 
 class Coverage:
-    """How much of several inputs is done; threads may report concurrently."""
-
     def __init__(self, show: Callable[[int, float], None]) -> None:
-        """Call `show` with the number of finished inputs, and the bytes that are done."""
         self._show = show
         self._lock = Lock()
         self._files, self._size = 0, 0.0
         self._parts: dict[str, float] = {}
 
     def reached(self, name: str, size: float) -> None:
-        """Note how many bytes of an input are done."""
         with self._lock:
             self._parts[name] = size
             self._show(self._files, self._size + sum(self._parts.values()))
 
     def finished(self, name: str, size: float) -> None:
-        """Note that an input of this size is done."""
         with self._lock:
             self._parts.pop(name, None)
             self._files, self._size = self._files + 1, self._size + size
@@ -210,14 +195,9 @@ class Coverage:
 
 
 class Progress:
-    """Progress of a command; this one draws nothing."""
-
     @contextmanager
     def waiting(self, message: str) -> Iterator[Callable[[str], None]]:
-        """Show work of unknown length.
-
-        Yields a function that shows the current phase behind the message.
-        """
+        """Show work of unknown length; yields a function that shows the current phase."""
         del message
         yield lambda _: None  # not `ignore_phase`, without which libraries draw progress bars
 
@@ -238,18 +218,14 @@ class Progress:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Take the bar off the terminal while text is printed there."""
         yield
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar off the terminal while a line is written to standard error."""
         yield
 
 
 class DrawnProgress(Progress):
-    """Progress drawn by rich on standard error, wiped when done."""
-
     def __init__(self) -> None:
         from rich.console import Console
 
@@ -313,7 +289,6 @@ class DrawnProgress(Progress):
 
     @contextmanager
     def _drawn(self, amount: str, unit_of_time: str = "") -> "Iterator[RichProgress]":
-        """Show a bar with its description, this amount and the time left."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         bar = Progress(

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 JSON_FORMAT = "kvcast.language"
 JSON_VERSION = 1
-_OTHERS = 3
-_LEAST = 0.005
-"""At most `_OTHERS` further languages are in the table, if they do not round to 0.00."""
+_OTHERS = 3  # further languages in the table
+_LEAST = 0.005  # probability of these, which does not round to 0.00
 
 EPILOG = """\
 One row for each recording: its name, the language's code and name, how probable it is, and what
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Detect each input's language and return the exit code; raises errors that concern all."""
     inputs.check(args)
     params = keywords(args, LanguageParams)
     watcher = progress(quiet=args.quiet)

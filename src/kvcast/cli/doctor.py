@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; returns 0 where the default runtime works."""
     from kvcast.loading.doctor import examine
 
     if args.prove and args.model is None:

@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export and print every file with its size; returns the exit code."""
     with progress(quiet=args.quiet).waiting(f"exporting {args.model}") as on_phase:
         bundle = kvcast.export_bundle(
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)

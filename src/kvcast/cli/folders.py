@@ -35,16 +35,12 @@ if TYPE_CHECKING:
     from kvcast.transcripts.folders.run import FileResult, FolderRun, Summary
     from kvcast.transcripts.segments import Transcript
 
-Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"
-"""Starts transcribing; takes a callback for each recording's progress."""
-
-_MOST_KINDS = 8
-"""Extensions that the last line names, of files that were passed over."""
+Begin: TypeAlias = "Callable[[Watch], Generator[Outcome]]"  # starts to transcribe; reports progress
+_MOST_KINDS = 8  # extensions that the last line names, of files that were passed over
 
 _WITHOUT_EFFECT = frozenset(
     {"audio", "output_dir", "json", "quiet", "run", "threads", "trust", GIVEN}
-)
-"""Arguments that a transcript does not depend on, besides those of folders."""
+)  # arguments that a transcript does not depend on, besides those of folders
 
 
 def folder_of(args: argparse.Namespace) -> Path | None:
@@ -78,7 +74,6 @@ def _is_folder(source: str) -> bool:
 
 
 def run(folder: Path, args: argparse.Namespace) -> int:
-    """Transcribe a folder and return the exit code; raises errors that concern all inputs."""
     from kvcast.transcripts.folders.run import opened_run
 
     outputs = Outputs.chosen(
@@ -249,7 +244,6 @@ def opened_on_cluster(args: argparse.Namespace) -> "Opened":
 
 
 def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
-    """Return a digest of the model and all options on which a transcript depends."""
     from kvcast.loading.opening import model_digest
 
     declared = (*FolderParams.declared(), *ClusterParams.declared())

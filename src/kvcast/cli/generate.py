@@ -114,7 +114,6 @@ def _path(value: str) -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate for every prompt and return the exit code."""
     in_json = args.json or args.output is not None or args.prompts is not None
     for name in ("logprobs", "top_logprobs"):
         if getattr(args, name) and not in_json:
@@ -145,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that no model can serve, before one is opened."""
+    """Raise UsageError for options that no model supports, before one is opened."""
     given = keywords(args, PromptParams)
     if args.generation_config and args.beam == 1:  # the model may recommend other values
         if left_open(args, {"beam"}):
@@ -284,11 +283,7 @@ def _write_from_cluster(
 def examined(
     args: argparse.Namespace, lines: Sequence[PromptLine]
 ) -> tuple[str, list[tuple[int, bytes]]]:
-    """Check all prompts, in a process of a cluster.
-
-    Returns the runtime, and of each prompt the index of its call and a digest of its tokens.
-    Raises as generating does for an invalid prompt.
-    """
+    """Check all prompts; return the runtime, and each one's call and digest of tokens."""
     model, runtime = _load(args, ignore_phase)
     _begun(model, lines, args)
     keys = []
@@ -303,7 +298,6 @@ def examined(
 def answering(
     args: argparse.Namespace,
 ) -> "Callable[[Sequence[PromptLine]], list[list[TextGeneration]]]":
-    """Load the model in a process of a cluster, and return its generating function."""
     model, _ = _load(args, ignore_phase)
     return lambda prompts: list(_begun(model, prompts, args))
 
@@ -350,10 +344,7 @@ def _placed(
     lines: Sequence[PromptLine],
     begin: "Callable[[Sequence[PromptLine]], Iterator[list[TextGeneration]]]",
 ) -> KvcastError:
-    """Return the error of the first invalid prompt, with its place.
-
-    If all prompts fail, the options are at fault: the error is unchanged.
-    """
+    """Return the first invalid prompt's error, with its place; `error` itself if all fail."""
     faults: list[KvcastError] = []
     for prompt in lines:
         try:

@@ -35,7 +35,6 @@ def shown(source: str) -> str:
 
 
 def stem(source: str) -> str:
-    """Return the name, without extension, of the files that belong to an input."""
     return "stdin" if source == STANDARD_INPUT else Path(source).stem
 
 
@@ -62,11 +61,7 @@ def opened(
     *,
     task: "Task | None" = None,
 ) -> "OpenedModel":
-    """Load a model, with a command's options; prints its notices, unless quiet.
-
-    The model must be for `task`, if one is named. `on_phase` is called with the phases of an
-    export, if the model must be exported first.
-    """
+    """Load a model for `task` with a command's options; print its notices, unless quiet."""
     from kvcast.loading.opening import open_model
 
     params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
@@ -87,10 +82,7 @@ def for_actor(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
-    """Return the value of `--draft` as Python takes it: a loaded model for a model's name.
-
-    The model is opened with the options of the larger one, but for its adapters.
-    """
+    """Return `--draft` as Python takes it, opened with the larger model's options, not adapters."""
     if args.draft in (None, NGRAM):
         return args.draft
     if args.draft == args.model:
@@ -150,10 +142,7 @@ def check(args: argparse.Namespace) -> None:
 def present(
     sources: Sequence[str], check: Callable[[str], None] | None = None
 ) -> tuple[list[str], list[int]]:
-    """Return the inputs that exist and pass `check`; report others before any work.
-
-    Also returns the exit codes of the others.
-    """
+    """Return the inputs that exist and pass `check`, and exit codes of others; report these."""
     passing, failures = [], []
     for source in sources:
         try:
@@ -168,7 +157,6 @@ def present(
 
 
 def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TranscriptionModel, str]":
-    """Return the model and the name of its runtime."""
     loaded = opened(args.model, args, on_phase, task="transcribe")
     assert loaded.model.task == "transcribe"
     if "draft" in args:
@@ -177,7 +165,6 @@ def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TranscriptionMod
 
 
 def exit_code(failures: Sequence[int], *, inputs: int) -> int:
-    """Return the exit code of a run from the exit codes of the inputs that failed."""
     if failures and len(failures) < inputs:
         return PartialFailureError.exit_code
     shared = set(failures) or {0}
@@ -244,12 +231,10 @@ class Outputs:
             check_target(target)
 
     def pieces(self, segments: "Iterable[Segment]") -> Iterator[str]:
-        """Return the printed text as segments come; takes all of them in every format."""
         write = writers.STREAMED.get(self.printed or "", _no_pieces)
         return write(segments, self.subtitles)
 
     def rendered(self, transcript: writers.TranscriptDocument) -> dict[str, str]:
-        """Return the content of every file to save, by the file's extension."""
         return {
             writers.EXTENSIONS[saved]: writers.render(saved, transcript, self.subtitles)
             for saved in self.saved

@@ -40,7 +40,6 @@ EPILOG = "docs/inspect.md explains the output on one example."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the views; each sets `run`."""
     parser.epilog = EPILOG
     views = parser.add_subparsers(title="views", metavar="VIEW", required=True)
     for name, summary, declare in (

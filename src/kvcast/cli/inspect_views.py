@@ -25,7 +25,6 @@ ATTENTION = "show what each token attends to: in a recording, in a source, or in
 
 
 def add_attention(parser: argparse.ArgumentParser) -> None:
-    """Declare the view's arguments; sets `run`."""
     parser.add_argument(
         "input",
         metavar="AUDIO|TEXT",
@@ -65,7 +64,6 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def run_attention(args: argparse.Namespace) -> int:
-    """Compute, draw and print; errors propagate."""
     from kvcast.inspect.attention.picture import draw
     from kvcast.inspect.attention.view import render
 
@@ -115,7 +113,6 @@ _LEFT_OUT = ("adapter", "threads", "trust", "generation_config")
 
 
 def add_graph(parser: argparse.ArgumentParser) -> None:
-    """Declare the view's arguments; sets `run`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -148,7 +145,6 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 
 
 def run_graph(args: argparse.Namespace) -> int:
-    """Read, draw and print; errors propagate."""
     from kvcast.inspect.graph import document, draw, render
     from kvcast.loading.opening import CallSizes, read_traffic
 

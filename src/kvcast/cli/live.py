@@ -1,7 +1,6 @@
 """`kvcast transcribe --live -`: audio from standard input, text as it is confirmed.
 
-A thread reads, so that audio which arrives meanwhile is decoded in one piece; it stops reading when
-much has piled up.
+A thread reads, so that audio which arrives meanwhile is decoded in one piece.
 """
 
 import argparse
@@ -32,13 +31,10 @@ if TYPE_CHECKING:
 LIVE_FORMAT = "kvcast.live"
 LIVE_VERSION = 1
 
-SAMPLE_RATE = 16_000
-"""Of raw PCM, if nothing else is said."""
-
+SAMPLE_RATE = 16_000  # of raw PCM, if nothing else is said
 _PIECE = 1 << 16  # as much as a pipe holds
 _MOST_PILED_UP = 1 << 22  # bytes: two minutes of 16-bit audio at 16 kHz
-_LATE = 10.0
-"""Backlog of audio, in seconds, from which the user gets a warning."""
+_LATE = 10.0  # backlog of audio, in seconds, from which the user gets a warning
 
 _BEHIND = (
     f"audio arrives faster than this machine decodes it: text is confirmed more than {_LATE:.0f} s "
@@ -86,7 +82,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[str]:
-    """Return how the options of a group are spelled that are not as they would be unasked."""
+    """Return the flags of a group's options that were changed."""
     return [
         option.flags[0]
         for option in params.declared()
@@ -96,19 +92,12 @@ def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[s
 
 
 class Intake:
-    """Reads a stream in a separate thread, unless too much waits to be taken.
-
-    `was_stopped`: whether `stop` was called.
-    """
+    """Reads a stream in a separate thread, unless too much waits to be taken."""
 
     def __init__(
         self, read: Callable[[int], bytes], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to read.
-
-        `read`: returns up to a number of bytes as soon as there are some; none at the end. `clock`:
-        returns the time of their arrival.
-        """
+        """Begin to read; `read` returns bytes as soon as there are some, none at the end."""
         self._read = read
         self._clock = clock
         # Reentrant, because a signal's handler calls `stop` in the thread that takes.
@@ -121,11 +110,9 @@ class Intake:
         threading.Thread(target=self._run, daemon=True, name="kvcast-intake").start()
 
     def take(self) -> list[tuple[bytes, float]]:
-        """Return all bytes that wait, with the times of their arrival; none when it is over.
+        """Return all waiting bytes, with the times of their arrival; none when it is over.
 
-        Raises:
-            InputOutputError: the stream cannot be read; first, samples that were read are returned.
-
+        Raises InputOutputError if the stream cannot be read, once all samples before were returned.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._has_ended or self.was_stopped)
@@ -304,10 +291,7 @@ def _summary(live: "LiveTranscription") -> str:
 
 @contextmanager
 def _stopped_by_interrupt(intake: Intake) -> Iterator[None]:
-    """Make the first Ctrl-C end the stream; further ones interrupt.
-
-    A program that calls kvcast from another thread is left alone.
-    """
+    """Make the first Ctrl-C end the stream, further ones interrupt; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

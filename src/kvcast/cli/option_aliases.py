@@ -14,14 +14,10 @@ _SWITCHED = frozenset({"true", "false", "none"})
 
 @dataclass(frozen=True)
 class _Translation:
-    """The equivalent of an option.
+    """The equivalent of an option."""
 
-    `words`: takes the option and its value, and returns kvcast's words; raises UsageError.
-    `is_switch`: whether the value is optional, and only True, False or None.
-    """
-
-    words: Callable[[str, str | None], Sequence[str]]
-    is_switch: bool = False
+    words: Callable[[str, str | None], Sequence[str]]  # of an option and its value
+    is_switch: bool = False  # the value is optional, and only True, False or None
 
     def takes(self, word: str) -> bool:
         return word.lower() in _SWITCHED if self.is_switch else not word.startswith("-")

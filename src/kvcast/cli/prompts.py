@@ -32,7 +32,6 @@ class PromptLine:
     place: str = ""
 
     def with_system(self, system: str | None) -> "PromptLine":
-        """Return it with this system text, unless it has one."""
         return self if self.system is not None else replace(self, system=system)
 
 
@@ -55,10 +54,9 @@ def read_prompt(source: str) -> PromptLine:
 def read_prompts(source: str) -> list[PromptLine]:
     """Read one prompt a line, plain or JSON Lines; blank lines are skipped.
 
-    A name that ends with .jsonl or .ndjson holds JSON, .txt plain text; under any other name the
-    lines are JSON if the first of them begins with { or ". Errors name the line.
-
-    Raises InputMissingError, InputOutputError, and UsageError where there is no prompt.
+    A name that ends with .jsonl or .ndjson holds JSON, .txt plain text; any other name holds JSON
+    if its first line begins with { or ". Errors name the line. Raises InputMissingError,
+    InputOutputError, and UsageError where there is no prompt.
     """
     lines = list(_lines(read_text(source)))
     if not lines:
@@ -172,10 +170,7 @@ def document(
     conversation: Mapping[str, Any],
     logprobs: bool,
 ) -> dict[str, Any]:
-    """Return the document of a prompt.
-
-    `conversation`: whether it was a chat, with which system text.
-    """
+    """Return a prompt's document; `conversation`: if it was a chat, with which system text."""
     first, *others = [_fields(text, logprobs=logprobs) for text in texts]
     return {
         "format": JSON_FORMAT,

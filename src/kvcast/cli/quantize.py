@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print the frontier and write the requested files; returns the exit code."""
     if args.output is not None and not names_recipe(str(args.output)):
         raise UsageError(f"--output must end in .json, not {args.output}")
     for target in filter(None, (args.output, args.svg)):

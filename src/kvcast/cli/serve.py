@@ -83,7 +83,6 @@ def _alias(word: str) -> tuple[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes, and return the exit code."""
     params = ServeParams(**keywords(args, ServeParams))
     replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
     if args.ray is None and replicas != ReplicaParams.replicas:

@@ -92,7 +92,6 @@ def _add_output(group: Heading) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Transcribe every input and return the exit code; raises errors that concern all of them."""
     subtitles = SubtitleParams(**keywords(args, SubtitleParams))  # raises UsageError
     args.word_timestamps |= subtitles.are_chosen
     if args.replace:

@@ -74,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify and print the report; returns 0 where all checks passed."""
     if (args.model is None) == (args.foreign is None):
         raise UsageError("give a MODEL, or the folder of another exporter with --foreign")
     if args.junit is not None:

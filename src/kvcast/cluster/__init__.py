@@ -1,4 +1,1 @@
-"""Many machines, through Ray: the work of a command spread over a cluster.
-
-Ray is imported here alone, and only when a command asks for it.
-"""
+"""Many machines, through Ray, which is imported here alone, and only when a command asks for it."""

@@ -1,10 +1,9 @@
 """A connection to a Ray cluster, and the lease of its Ray Serve, as long as a command needs them.
 
-Keeps Ray quiet: it prints to both streams, and takes SIGTERM for itself. Keeps signals for this
-process's group from Ray's processes. One command at a time serves from a cluster: it owns an actor
-that Ray ends with it, however it ends, and the next command removes a killed one's application.
-Serve is started where it does not run, and stopped by the command that started it, unless others
-have applications there.
+Keeps Ray's messages off both streams, SIGTERM for this process, and signals for its group from
+Ray's processes. One command at a time serves from a cluster: it owns an actor that Ray ends with
+it, and the next command removes a killed one's application. Serve is started where it does not run,
+and stopped by the command that started it, unless others have applications there.
 """
 
 import contextlib
@@ -30,24 +29,17 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning that this will be the default
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
-_VITAL = frozenset({"gcs_server", "raylet"})
-"""Processes without which there is no cluster, as Ray calls them."""
-
-_CONNECT_TIMEOUT = 10.0
-"""Seconds that the head node's port may take to answer."""
+_VITAL = frozenset({"gcs_server", "raylet"})  # processes, as Ray calls them
+_CONNECT_TIMEOUT = 10.0  # seconds that the head node's port may take to answer
 
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Belong to a cluster meanwhile.
 
-    `address`: "local", "auto" or HOST:PORT, as `ray.init` takes it; None is a cluster that is
-    there, or else one of this machine alone.
-
-    Raises:
-        UsageError: the address is none.
-        KvcastError: Ray is not installed, or there is no cluster.
-
+    `address`: "local", "auto" or HOST:PORT, as `ray.init` takes it; None is an existing cluster, or
+    else a new one of this machine alone. Raises UsageError for another address, and KvcastError if
+    Ray is not installed or there is no cluster.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -137,10 +129,10 @@ def _hushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Start Ray's processes in other process groups.
+    """Start Ray's processes in other process groups; if this process dies, so do they.
 
     A signal to all of this process's group, as `timeout` and shells send it, would end the cluster
-    while clients wait for it. If this process dies, so do they.
+    while clients wait for it.
     """
     from ray._private import services
 
@@ -186,21 +178,16 @@ def _silence() -> None:
 
 APPLICATION = "kvcast"
 
-_HEAD = "node:__internal_head__"
-"""Ray's name for a resource of the head node alone."""
-
-_LEASE_TIMEOUT = 30.0
-"""Seconds that Ray may take to end an application."""
+_HEAD = "node:__internal_head__"  # Ray's name for a resource of the head node alone
+_LEASE_TIMEOUT = 30.0  # seconds that Ray may take to end an application
 
 
 @contextlib.contextmanager
 def leased(params: ServeParams) -> Iterator[None]:
     """Have Ray Serve listen at an address meanwhile; its application is removed then.
 
-    Raises:
-        UsageError: another command serves, or Serve runs elsewhere, or for others.
-        KvcastError: the address cannot be listened at.
-
+    Raises UsageError if another command serves, or Serve runs elsewhere or for others, and
+    KvcastError if the address cannot be listened at.
     """
     with _owned():
         begun = _begin(params, patience=_LEASE_TIMEOUT if _took_over() else 0)
@@ -307,7 +294,6 @@ def check_shared(http: Any, routes: dict[str, str | None], params: ServeParams) 
 
 
 def not_started(error: Exception, params: ServeParams) -> KvcastError:
-    """Return the error for Ray Serve's failure to start."""
     if "Failed to bind" in str(error):
         return InputOutputError(
             f"cannot listen at {params.host}:{params.port} of the cluster's machines; choose "
@@ -351,7 +337,6 @@ def _check_gone() -> None:
 
 
 def _until(check: Callable[[], None], patience: float) -> None:
-    """Retry a call until it does not raise, for a number of seconds at most."""
     deadline = time.monotonic() + patience
     while True:
         try:

@@ -1,8 +1,7 @@
-"""The proxy that passes requests from clients to replicas, and responses back.
+"""The proxy that passes requests from clients to replicas, and responses back, in plain ASGI.
 
 If a replica dies before the first byte of its response is passed on, another replica takes the
 request. Later, a stream of events ends with an error event, and any other response is cut off.
-Plain ASGI.
 """
 
 import asyncio
@@ -19,21 +18,15 @@ from kvcast.server.errors import ApiError, GoneError
 from kvcast.server.middleware import stopping
 from kvcast.server.text_responses import event
 
-TRIES = 4
-"""Attempts at one answer, each by another replica."""
-
-PAUSE = 0.5
-"""Seconds between attempts; a dead replica is not known at once."""
-
-_AHEAD = 64
-"""Messages that an application may send before they are taken."""
+TRIES = 4  # attempts at one answer, each by another replica
+PAUSE = 0.5  # seconds between attempts; a dead replica is not known at once
+_AHEAD = 64  # messages that an application may send before they are taken
 
 _HANDED_ON = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
 )
-_OWN_HEADERS = frozenset({b"x-request-id"})
-"""Headers of a replica that the gateway's own take the place of."""
+_OWN_HEADERS = frozenset({b"x-request-id"})  # replace those of replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +45,7 @@ Ask: TypeAlias = Callable[[ProxiedRequest], AsyncGenerator[list[Message]]]
 
 class Gateway:
     def __init__(self, ask: Ask, timeout: float) -> None:
-        """Take the application, and the seconds within which a response must begin."""
+        """Begin; a response must begin within `timeout` seconds."""
         self._ask = ask
         self._timeout = timeout
         self._under: set[asyncio.Future[None]] = set()
@@ -130,8 +123,6 @@ class Gateway:
 
 
 class _ProxiedAnswer:
-    """A running answer; its head waits for the first part of the body."""
-
     def __init__(self, send: Send, begun: asyncio.Event) -> None:
         """Take the status and headers that are set before the first message is passed on."""
         self._send = send

@@ -27,10 +27,7 @@ _ITEM, _RESULT = "item", "result"
 
 
 def most_actors(cores: int) -> int:
-    """Return how many processes of `cores` cores the cluster has room for.
-
-    Raises UsageError if no machine has that many.
-    """
+    """Return how many processes of `cores` cores the cluster has room for; UsageError for none."""
     import ray
 
     machines = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
@@ -48,14 +45,9 @@ def mapped(
 ) -> Iterator[R]:
     """Yield the results for all items, in the order of completion.
 
-    `make`: is called once in each process, in this one's folder if it is there, and returns the
-    function.
-
-    Raises:
-        UsageError: the cluster has no room for a process.
-        KvcastError: failures of Ray.
-        Exception: errors of `make` or of the function.
-
+    `make` is called once in each process, in this one's folder if it is there, and returns the
+    function. Raises UsageError if the cluster has no room for a process, KvcastError for failures
+    of Ray, and the errors of `make` and of the function.
     """
     import ray.data
     from ray.data import ActorPoolStrategy, DataContext
@@ -151,13 +143,11 @@ def answered(
     actors: int | None,
     cores: int,
 ) -> Iterator[R]:
-    """Yield the answer to each prompt, in order.
+    """Yield the answer to each prompt, in order; raises as `mapped`.
 
-    `make`: is called once in each process; returns the function that answers several prompts.
-    `prompts`: of which each is answered once. `keys`: of each prompt its call and its text, for
-    `packed`. `together`: prompts that are answered in one call, at least, if there are enough.
-
-    Raises as `kvcast.cluster.mapping.mapped`.
+    `make` is called once in each process; returns the function that answers several prompts.
+    `keys`: of each prompt its call and its text. `together`: least prompts of a call, if there are
+    enough.
     """
     jobs = [[(i, prompts[i]) for i in some] for some in packed(keys, together)]
     waiting: dict[int, R] = {}
@@ -170,13 +160,12 @@ def answered(
 
 
 def packed(keys: Sequence[tuple[Hashable, Hashable]], together: int) -> list[list[int]]:
-    """Return which prompts are answered together, by their places.
+    """Return the indices of prompts that are answered together, at least `together` of one call.
 
     Equal prompts of one call stay together and in order: the seed of a text depends on the number
     of equal prompts before it in its call, and on no other prompt.
 
-    `keys`: of each prompt its call and its text. Prompts of a call follow each other. `together`:
-    prompts of one call are packed until there are at least this many.
+    `keys`: of each prompt its call and its text. Prompts of a call follow each other.
     """
     packs: list[list[int]] = []
     for _, places in groupby(range(len(keys)), key=lambda i: keys[i][0]):
@@ -220,12 +209,10 @@ def transcribed(
     cores: int,
     on_runtime: Callable[[str], None],
 ) -> Generator[Outcome]:
-    """Yield each recording's outcome, in the order of completion.
+    """Yield each recording's outcome, in the order of completion; raises as `mapped`.
 
-    `open_model`: is called once in each process. `queue`: the recordings; all machines see them at
-    the same path. `on_runtime`: is called with the model's runtime, before each outcome.
-
-    Raises as `kvcast.cluster.mapping.mapped`.
+    `open_model` is called once in each process, and `on_runtime` before each outcome. All machines
+    see the recordings at the same path.
     """
     make = _RecordingActor(open_model)
     for runtime, outcome in mapped(make, list(queue), actors=actors, cores=cores):
@@ -250,7 +237,7 @@ class _RecordingActor:
 
 
 def _unlike(queued: QueuedRecording) -> InputOutputError | None:
-    """Return whether this machine does not see the file that the journal is about."""
+    """Return the error if this machine does not see the file that the journal is about."""
     try:
         size = Path(queued.source).stat().st_size
     except OSError as error:

@@ -11,8 +11,7 @@ from kvcast.options import FILLED, Check, Group, Params
 
 CLUSTER = Group("many machines")
 
-AUTO, LOCAL, ANY = "auto", "local", "any"
-"""Addresses: of the cluster that this machine belongs to, of one of it alone, and of either."""
+AUTO, LOCAL, ANY = "auto", "local", "any"  # the cluster of this machine, one of it alone, either
 
 
 @dataclass(frozen=True, kw_only=True)

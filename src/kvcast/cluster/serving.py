@@ -42,8 +42,7 @@ from kvcast.server.uvicorn_server import end_at_once
 
 REPLICAS, GATEWAYS = "Replicas", "Gateways"
 
-_SLACK = 10.0
-"""Seconds that a gateway may take after the drain."""
+_SLACK = 10.0  # seconds that a gateway may take after the drain
 
 
 def serve(
@@ -57,13 +56,9 @@ def serve(
 ) -> None:
     """Serve until a signal asks to end; the second one ends at once.
 
-    `open_models`: is called in each replica. `params`: where to listen, and limits. `address`: of
-    the cluster, as `connected` takes it. `started`: is called once requests are taken.
-
-    Raises:
-        UsageError: the cluster has no room for a replica, or serves already.
-        KvcastError: there is no cluster, or a replica fails at its start.
-
+    `open_models` is called in each replica; `started` once requests are taken. Raises UsageError if
+    the cluster has no room for a replica or serves already, and KvcastError if there is no cluster
+    or a replica fails at its start.
     """
     asked_to_end = threading.Event()
 
@@ -101,10 +96,7 @@ def _drain(seconds: float) -> None:
 
 
 def _leave_with_cluster() -> None:
-    """From now on end at once with the cluster of this machine alone, which serves all requests.
-
-    Ray itself would wait for it, for a minute.
-    """
+    """From now on end at once with the local cluster; Ray itself would wait for a minute."""
 
     def watch() -> None:
         while not has_ended():
@@ -194,13 +186,10 @@ class Guarded:
         await self._app(scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and return when none is running, or after so long."""
         await self._gateway.drain(seconds)
 
 
 class Replica:
-    """A process with the models and the whole application."""
-
     def __init__(self, given: bytes) -> None:
         open_models, params = pickle.loads(given)  # noqa: S301 - of the run that began this
         install(as_json=params.log_json)

@@ -81,17 +81,9 @@ _SOURCE_SIZES = ("max_source_positions", "n_positions", "max_position_embeddings
 
 
 class CachedCrossAttention(nn.Module):
-    """Replaces a cross-attention of transformers and shares its weights.
+    """Replaces a transformers cross-attention (Whisper, T5, BART, Marian) and shares its weights.
 
-    Args:
-        attention: one of transformers' WhisperAttention, T5Attention, BartAttention and
-            MarianAttention.
-        rows: maximum number of rows in a batch, including beams.
-        source_positions: length of the longest source.
-
-    Raises:
-        UsageError: the module is not supported.
-
+    `rows`: maximum in a batch, including beams. Raises UsageError for an unsupported module.
     """
 
     keys: Tensor
@@ -139,16 +131,9 @@ class CachedCrossAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, key_value_states: Tensor, **given: Any
     ) -> tuple[Any, ...]:
-        """Attend to a source.
+        """Attend from [r, s, x] to the encoder's states [r, t, x], the same until a reset.
 
-        Args:
-            hidden_states: [r, s, x].
-            key_value_states: [r, t, x], the encoder's; the same in each call until a reset.
-            given: transformers' other arguments, of which only the mask is used.
-
-        Returns:
-            [r, s, x], and the further results that transformers expects; attention weights are
-            None.
+        Of transformers' other arguments only the mask is used; attention weights are None.
 
         Raises:
             UsageError: there are more rows, or a longer source, than the buffers hold.
@@ -195,13 +180,12 @@ class CachedCrossAttention(nn.Module):
         )
 
     def _split(self, flat_rsx: Tensor) -> Tensor:
-        """[r, s, h * d] to [r, h, s, d]."""
         return flat_rsx.unflatten(-1, (self._heads, -1)).transpose(1, 2)
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> "CachedCrossAttention":
-        """Move to another device, except for the flag: reading it there would need to wait."""
+        """Move all but the flag, which stays in CPU memory: reading a device's needs to wait."""
         super()._apply(fn, recurse)
         self.filled = self.filled.cpu()
         return self
@@ -224,11 +208,7 @@ class CrossCaches:
         self.layers = tuple(layers)
 
     def reset(self, when: Tensor | None = None) -> None:
-        """Make the next call project its source, if `when` is true or None.
-
-        When exported, the reset becomes part of the program, with `when`, a bool in CPU memory, as
-        an input.
-        """
+        """Make the next call project its source, if `when` (a bool on the CPU) is true or None."""
         for layer in self.layers:
             layer.reset(when)
 

@@ -1,8 +1,4 @@
-"""Drafters guess a sequence's next tokens, so that a model verifies several in one call.
-
-A wrong guess costs time and changes nothing else; `kvcast.decoding.speculative_decoding` decides
-when a guess is worth its time.
-"""
+"""Drafters guess a sequence's next tokens, so that a model verifies several in one call."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -35,29 +31,22 @@ class Drafter(Protocol):
         """Whether a guess costs almost nothing compared with a model call."""
 
     def guess(self, history: Sequence[int], most: int) -> Guess:
-        """Return up to `most` tokens that may come after a sequence.
-
-        `history` is always the same sequence, prompt included, and longer from call to call.
-        """
+        """Return up to `most` tokens; `history`, with the prompt, only grows between calls."""
 
 
 class Drafting(Protocol):
     def begin(
         self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
     ) -> Drafter:
-        """Return a drafter for the text after a prompt, up to `capacity` positions.
-
-        `filters` bar tokens as in the request.
-        """
+        """Return a drafter of up to `capacity` positions; `filters` bar tokens as the request's."""
 
 
 class PromptLookup(Drafter):
     """Prompt lookup: the longest suffix that occurred before continues as it did then.
 
     Text that quotes its prompt, a `former` text or itself is guessed well (A. Saxena, "Prompt
-    Lookup Decoding", 2023). Places are found as LZ77 compressors find them: by a chain of the
-    places that end with the same pair of tokens, the latest first, of which a bounded number is
-    compared.
+    Lookup Decoding", 2023). As in LZ77 compressors, a chain links the places that end with the same
+    pair of tokens, the latest first; a bounded number is compared.
     """
 
     is_free = True
@@ -98,7 +87,7 @@ class PromptLookup(Drafter):
         return best + 1, longest
 
     def _length(self, history: Sequence[int], end: int) -> int:
-        """Return how long the text up to and with `end` is the same as at the text's own end."""
+        """Return the length of the common suffix of the text and its part up to `end`."""
         last, length = len(history) - 1, 2  # the pair
         most = min(end + 1, self._LONGEST)
         while length < most and history[end - length] == history[last - length]:
@@ -107,8 +96,6 @@ class PromptLookup(Drafter):
 
 
 class NgramDrafting(Drafting):
-    """Drafts from the text so far, without a second model."""
-
     @override
     def begin(
         self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
@@ -130,14 +117,9 @@ class FormerText(Drafting):
 
 
 class ModelDrafting(Drafting):
-    """A smaller model of the same vocabulary drafts.
+    """A smaller model of the same vocabulary drafts, with a cache of one row.
 
-    It has one cache of one row, which holds the sequence of the last call; another sequence is
-    prefilled from the start.
-
-    Attributes:
-        exclusive: lock for calls of the model, until their logits are read.
-
+    Another sequence is prefilled from the start. `exclusive` is locked until logits are read.
     """
 
     def __init__(
@@ -162,10 +144,7 @@ class ModelDrafting(Drafting):
     def read(
         self, reader: object, prompt: Prompt, capacity: int, history: Sequence[int]
     ) -> Float32:
-        """Bring the row to a reader's history, which is longer than its prompt.
-
-        Returns the logits [vocab] after it.
-        """
+        """Bring the row to a reader's history, longer than its prompt; return logits [vocab]."""
         if self._reader is not reader:
             self._take_over(prompt, capacity)
             self._reader = reader
@@ -210,7 +189,7 @@ class ModelDrafting(Drafting):
 
 
 class _ModelDrafter(Drafter):
-    """Continues greedily, for as long as the model is rather sure."""
+    """Continues greedily while the model's probability is high."""
 
     is_free = False
 

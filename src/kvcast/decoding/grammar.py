@@ -70,10 +70,7 @@ class Grammar:
 
     @classmethod
     def tool_call(cls, calls: Sequence[EnforcedCall], special: Mapping[str, int]) -> "Grammar":
-        """Return the grammar of one of these calls, from a tokenizer's `tool_form`.
-
-        `special` has the tokens of their markers, from the tokenizer's `control_tokens`.
-        """
+        """Return the grammar of one of these calls; `special`: a tokenizer's `control_tokens`."""
         if not calls:
             raise UsageError("tool_call has no tool: give at least one")
         kept = [replace(call, schema=_checked("a tool's schema", call.schema)) for call in calls]
@@ -81,7 +78,6 @@ class Grammar:
 
 
 def _checked(label: str, schema: JsonSchema) -> dict[str, Any]:
-    """Return a schema as a dictionary; raises UsageError if it cannot be enforced."""
     try:
         document = json.loads(schema) if isinstance(schema, str) else dict(schema)
         if not isinstance(document, dict):
@@ -99,10 +95,7 @@ def _checked(label: str, schema: JsonSchema) -> dict[str, Any]:
 
 
 def _prepared(label: str, part: Any) -> Any:
-    """Return a part of a schema so that the library keeps it to the letter.
-
-    Raises UsageError for keywords that it would not keep.
-    """
+    """Adapt a part of a schema to llguidance; UsageError for keywords that it would not enforce."""
     if isinstance(part, list):
         return [_prepared(label, subschema) for subschema in part]
     if not isinstance(part, dict):
@@ -127,7 +120,7 @@ def _prepared(label: str, part: Any) -> Any:
 
 
 def _check(label: str, part: Mapping[str, Any]) -> None:
-    """Raise UsageError for keywords that the library accepts and would not keep."""
+    """Raise UsageError for keywords that llguidance accepts but does not enforce."""
     least, required = part.get("minProperties"), part.get("required")
     told = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > max(1, told):
@@ -161,7 +154,7 @@ _PATTERN_PARTS = re.compile(
 
 
 def _pattern(label: str, pattern: str) -> str:
-    r"""Return a pattern whose negated classes exclude NUL, which no text may contain anyway.
+    r"""Exclude NUL, which no text contains, from negated classes.
 
     With a class of all control characters llguidance allows \" and \\, even if the class excludes
     both; it enforces no class that names single control characters.

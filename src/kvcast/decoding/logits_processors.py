@@ -1,7 +1,6 @@
-"""Logits processors change logits in place, -inf bars a token; the sampler then chooses one.
+"""Logits processors change logits in place; -inf bars a token, then the sampler chooses one.
 
-Penalties are those of Hugging Face transformers (generation/logits_process.py). A processor sees
-the logits and the tokens of each row so far.
+Penalties are those of Hugging Face transformers (generation/logits_process.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +27,7 @@ class LogitsProcessor(Protocol):
 
 @dataclass(frozen=True)
 class RepetitionPenalty(LogitsProcessor):
-    """Makes generated tokens less likely (Keskar et al., arXiv:1909.05858).
-
-    Positive logits are divided by the penalty, negative ones multiplied, once per distinct token.
-    """
+    """Divides positive logits of generated tokens, multiplies negative ones (arXiv:1909.05858)."""
 
     penalty: float
 
@@ -43,10 +39,7 @@ class RepetitionPenalty(LogitsProcessor):
 
 @dataclass(frozen=True)
 class OccurrencePenalties(LogitsProcessor):
-    """Makes generated tokens less likely, as OpenAI's chat completions define it.
-
-    `presence` is subtracted once, `frequency` once per occurrence of the token.
-    """
+    """OpenAI's penalties: `presence` is subtracted once, `frequency` once per occurrence."""
 
     presence: float
     frequency: float
@@ -58,8 +51,6 @@ class OccurrencePenalties(LogitsProcessor):
 
 
 class LogitBias(LogitsProcessor):
-    """Adds a bias to the logits of some tokens."""
-
     def __init__(self, biases: Mapping[int, float]) -> None:
         self._tokens = np.array(list(biases), np.intp)
         self._biases = np.array(list(biases.values()), np.float32)
@@ -71,7 +62,7 @@ class LogitBias(LogitsProcessor):
 
 @dataclass(frozen=True)
 class NoRepeatNgram(LogitsProcessor):
-    """No sequence of `size` tokens comes twice in a row's text."""
+    """Bars tokens that would repeat `size` tokens of a row's text."""
 
     size: int
 
@@ -87,7 +78,7 @@ class NoRepeatNgram(LogitsProcessor):
 
 
 class NoSourceNgram(LogitsProcessor):
-    """No sequence of `size` tokens of a source comes in a row's text."""
+    """Bars tokens that would repeat `size` tokens of the source."""
 
     def __init__(self, size: int, source_t: Int64) -> None:
         self._begun = size - 1
@@ -106,7 +97,7 @@ class NoSourceNgram(LogitsProcessor):
 
 
 class SuppressSequences(LogitsProcessor):
-    """These sequences of two or more tokens come in no row's text."""
+    """Bars the last token of these sequences of two or more tokens."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._following: dict[int, dict[tuple[int, ...], list[int]]] = {}
@@ -124,8 +115,6 @@ class SuppressSequences(LogitsProcessor):
 
 
 class SuppressTokens(LogitsProcessor):
-    """These tokens are never chosen."""
-
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = np.asarray(tokens, np.intp)
 
@@ -147,10 +136,7 @@ class Sampler:
         self._rng = np.random.default_rng((params.seed, stream))
 
     def __call__(self, logits_v: Float32) -> int:
-        """Choose from logits [vocab], which are not changed.
-
-        Raises KvcastError for logits that are NaN or infinite.
-        """
+        """Choose from logits [vocab], unchanged; raises KvcastError if they are NaN or infinite."""
         if self._distribution is None:
             return likeliest_token(logits_v)
         return draw(logits_v, self._distribution, self._rng.random())

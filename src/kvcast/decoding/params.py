@@ -1,7 +1,4 @@
-"""Options of decoding: names, types, defaults and meanings.
-
-Imports no NumPy, so that the command line shows its help at once.
-"""
+"""Options of decoding: names, types, defaults and meanings; imports no NumPy, for quick help."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,10 +72,7 @@ class _Biases(Check):
 
 
 def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
-    """Return the biases of tokens' scores, by token.
-
-    Raises TypeError, ValueError or AttributeError for anything else.
-    """
+    """Return logit biases by token; raises TypeError, ValueError or AttributeError if malformed."""
     if isinstance(given, str):
         pairs = [pair.split(":") for pair in given.split(",")]
         biases = {int(token): float(bias) for token, bias in pairs}
@@ -246,10 +240,9 @@ class SamplingParams(Params):
 
     @property
     def is_one_text(self) -> bool:
-        """Whether there is one text without a beam search, so that it can be streamed."""
+        """Whether there is one text without beams, which can be streamed."""
         return not set(self.changed(SEVERAL)) - {"batch"}
 
     def check_one_text(self) -> None:
-        """Raise UsageError for options for several texts."""
         if names := self.changed(SEVERAL):
             raise UsageError(f"a stream is one text: leave out {' and '.join(names)}")

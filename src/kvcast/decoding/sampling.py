@@ -24,22 +24,14 @@ _NOT_FINITE = "the model's logits are NaN or infinite: its weights are damaged"
 
 
 class Likeliest(NamedTuple):
-    """The likeliest tokens of some rows.
-
-    Attributes:
-        tokens_rk: best first; ties go to the lower index.
-        log_sums_r: log-probabilities of a row are its logits minus this.
-
-    """
-
-    tokens_rk: NDArray[np.signedinteger]
+    tokens_rk: NDArray[np.signedinteger]  # best first; ties go to the lower index
     logprobs_rk: Float32
-    log_sums_r: Float32
+    log_sums_r: Float32  # log-softmax is logits minus this
 
 
 @cache
 def sampling_kernels() -> SamplingKernels:
-    """Return the library's kernels; NumPy's where no library is there. None is compiled."""
+    """Return the native library's kernels if it is there (it is not compiled), else NumPy's."""
     from kvcast.runtimes.native.build import find_library
 
     try:
@@ -49,10 +41,7 @@ def sampling_kernels() -> SamplingKernels:
 
 
 def likeliest(logits_rv: Float32, k: int) -> Likeliest:
-    """Return each row's k likeliest tokens, or all; k may be 0.
-
-    Raises KvcastError for logits that are NaN or infinite.
-    """
+    """Return each row's k >= 0 likeliest tokens, or all; KvcastError for NaN or infinite logits."""
     tokens_rk, logits_rk, log_sums_r = sampling_kernels().top_tokens(
         logits_rv, min(k, logits_rv.shape[1])
     )
@@ -62,16 +51,13 @@ def likeliest(logits_rv: Float32, k: int) -> Likeliest:
 
 
 def top_k(logits_rv: Float32, k: int) -> tuple[NDArray[np.signedinteger], Float32]:
-    """Return the indices and values of each row's k largest, or of all, [rows, k], largest first.
-
-    Ties go to the lower index.
-    """
+    """Return indices and values of each row's k largest [rows, k]; ties by lower index."""
     top = sampling_kernels().top_tokens(logits_rv, min(k, logits_rv.shape[1]), sums=False)
     return top.tokens_rk, top.logits_rk
 
 
 def log_sum_exp(logits_rv: Float32) -> Float32:
-    """Return log(sum(exp(row))) of each row, [rows]; -inf for a row of nothing but -inf."""
+    """Return log(sum(exp(row))), [rows]; -inf for a row of only -inf."""
     return sampling_kernels().top_tokens(logits_rv, 0).log_sums_r
 
 
@@ -96,7 +82,7 @@ def softmax(logits_rv: Float32) -> Float32:
 
 
 def likeliest_token(logits_v: Float32) -> int:
-    """Return the likeliest token; raises KvcastError for logits that are NaN or infinite."""
+    """Return the likeliest token; raises KvcastError for NaN or infinite logits."""
     token = int(logits_v.argmax())
     if not math.isfinite(logits_v[token]):  # argmax finds a NaN if there is one
         raise KvcastError(_NOT_FINITE)
@@ -104,11 +90,7 @@ def likeliest_token(logits_v: Float32) -> int:
 
 
 def draw(logits_v: Float32, distribution: Distribution, uniform: float) -> int:
-    """Draw a token by inverting the cumulative probabilities.
-
-    `uniform` is random, 0 or more and below 1. Raises KvcastError for logits that are NaN or
-    infinite.
-    """
+    """Draw a token by inverse CDF, `uniform` in [0, 1); KvcastError for NaN or infinite logits."""
     token = sampling_kernels().draw(logits_v, distribution, uniform)
     if token is None:
         raise KvcastError(_NOT_FINITE)
@@ -121,7 +103,6 @@ def penalise(logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None
 
 
 def check_not_nan(scores: Float32) -> None:
-    """Raise KvcastError if any of these scores, of any shape, is NaN."""
     if np.isnan(scores).any():
         raise KvcastError(_NOT_FINITE)
 
@@ -129,10 +110,7 @@ def check_not_nan(scores: Float32) -> None:
 def best_first(
     scores_rk: Float32, tokens_rk: NDArray[np.signedinteger], count: int
 ) -> tuple[list[float], list[int], list[int]]:
-    """Return scores, rows and tokens of the best `count` continuations of all rows, best first.
-
-    Ties go to the first, in row-major order.
-    """
+    """Return scores, rows and tokens of the best `count` continuations; ties in row-major order."""
     best = (-scores_rk).argsort(axis=None, kind="stable")[:count]
     scores, tokens = scores_rk.ravel()[best], tokens_rk.ravel()[best]
     rows = best // scores_rk.shape[1]
@@ -143,10 +121,9 @@ T = TypeVar("T", bound=np.generic)
 
 
 class NativeKernels(SamplingKernels):
-    """Functions that run on the caller's thread; thread-safe."""
+    """Runs on the caller's thread; thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
-        """Take a machine for its instructions; its threads rest."""
         self._machine = machine
 
     @override
@@ -194,7 +171,6 @@ class NativeKernels(SamplingKernels):
 
 
 def _contiguous_rows(values_rn: NDArray[T]) -> NDArray[T]:
-    """Return rows with contiguous values: the same array, if they are."""
     is_contiguous = values_rn.strides[1] == values_rn.itemsize
     return values_rn if is_contiguous else np.ascontiguousarray(values_rn)
 
@@ -204,5 +180,5 @@ def _rows(logits_rv: Float32) -> tuple[int, int, int, int]:
 
 
 def _tokens(tokens_rn: Int64) -> tuple[int, int, int]:
-    """Return the address, stride and length of each row as C takes them."""
+    """Return the rows' address, stride and length as C takes them."""
     return tokens_rn.ctypes.data, tokens_rn.strides[0] // 8, tokens_rn.shape[1]

@@ -1,10 +1,7 @@
-"""What each decode step computes over rows of fp32 logits, defined in NumPy: sampling, penalties.
+"""Sampling and penalties over rows of fp32 logits, in NumPy: the native kernels' reference.
 
-`kvcast.decoding.sampling` computes the same with the native library, where there is one.
-
-Definitions and order of truncations are those of Hugging Face transformers
-(generation/logits_process.py): temperature, top-k, top-p, min-p. Each works on the output of the
-previous.
+Definitions and order of truncations (temperature, top-k, top-p, min-p, each on the output of the
+previous) are those of Hugging Face transformers (generation/logits_process.py).
 """
 
 from collections.abc import Sequence
@@ -22,12 +19,9 @@ _BLOCKS = 64
 
 
 class TopTokens(NamedTuple):
-    """The likeliest tokens of some rows.
+    """The likeliest tokens of rows; `log_sums_r` is log(sum(exp(row))).
 
-    Attributes:
-        log_sums_r: log(sum(exp(row))); -inf for a row of only -inf. All values of a row with NaN or
-            infinity are NaN, its tokens arbitrary.
-
+    That is -inf for a row of only -inf; a row with NaN or infinity has only NaN, and any tokens.
     """
 
     tokens_rk: NDArray[np.signedinteger]
@@ -36,27 +30,13 @@ class TopTokens(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """Penalties on tokens that a row has seen.
-
-    Attributes:
-        repetition: divides positive and multiplies negative logits of all tokens seen.
-        frequency: subtracted once per occurrence of the token.
-
-    """
-
-    repetition: float = 1.0
+    repetition: float = 1.0  # divides positive and multiplies negative logits
     presence: float = 0.0
-    frequency: float = 0.0
+    frequency: float = 0.0  # subtracted once per occurrence
 
 
 class TimestampTokens(NamedTuple):
-    """Whisper's timestamps: the tokens from `begin` to before `end`.
-
-    Attributes:
-        begin: text is below `eot`,
-        end: and, where a fine-tune has added some, from `end` on.
-
-    """
+    """Whisper's timestamps from `begin` to before `end`; text is below `eot` or from `end` on."""
 
     begin: int
     end: int
@@ -67,9 +47,8 @@ class TimestampTokens(NamedTuple):
 def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
     """Return the indices of each row's k largest values, [rows, k], largest first.
 
-    Ties go to the lower index; a row with NaN gives arbitrary indices. The k-th largest of the
-    maxima of disjoint blocks bounds the k-th largest value from below, so one pass leaves few
-    candidates to sort.
+    Ties go to the lower index; a row with NaN gives arbitrary ones. The k-th largest of the maxima
+    of disjoint blocks is a lower bound, so one pass leaves few candidates to sort.
     """
     rows, vocab = logits_rv.shape
     width = vocab // _BLOCKS
@@ -89,7 +68,7 @@ def top_k(logits_rv: Float32, k: int) -> NDArray[np.intp]:
 
 
 class Truncation(Protocol):
-    """A rule that leaves out unlikely tokens, and never all of them."""
+    """A rule that drops unlikely tokens, but never all."""
 
     def keeps(self, logits_c: Float32) -> NDArray[np.bool_]:
         """Return a mask of the remaining logits [candidates] that may be drawn."""
@@ -97,15 +76,7 @@ class Truncation(Protocol):
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution from which a token is drawn.
-
-    Attributes:
-        temperature: above 0.
-        top_k: None is all tokens.
-        top_p: 1 is all tokens.
-        min_p: 0 is all tokens.
-
-    """
+    """The distribution from which a token is drawn, with temperature above 0."""
 
     temperature: float
     top_k: int | None = None
@@ -114,12 +85,10 @@ class Distribution:
 
     @cached_property
     def divisor(self) -> float:
-        """The temperature, in the range of fp32."""
         return min(max(self.temperature, _COLDEST), _HOTTEST)
 
     @cached_property
     def truncations(self) -> Sequence[Truncation]:
-        """The truncations that have an effect, in the order in which they apply."""
         rules: list[Truncation] = [] if self.top_k is None else [TopK(self.top_k)]
         if self.top_p != 1:
             rules.append(TopP(self.top_p))
@@ -145,10 +114,7 @@ class SamplingKernels(Protocol):
         """Return the k likeliest tokens of each row, of 1 logit or more; 0 <= k <= vocab."""
 
     def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
-        """Draw a token by inverting the cumulative probabilities; None for a row with NaN.
-
-        `uniform` is random, 0 or more and below 1.
-        """
+        """Draw a token by inverse CDF with `uniform` in [0, 1); None for a row with NaN."""
 
     def penalise(self, logits_rv: Float32, tokens_rn: Int64, penalties: Penalties) -> None:
         """Apply penalties in place, for the tokens [rows, n] that each row has seen."""
@@ -164,7 +130,7 @@ class SamplingKernels(Protocol):
 
 
 class NumpyKernels(SamplingKernels):
-    """The definitions. Each makes as few passes over the vocabulary as it can."""
+    """The reference, in as few passes over the vocabulary as possible."""
 
     @override
     def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
@@ -289,10 +255,7 @@ class MinP(Truncation):
 
 
 def draw(logits_c: Float32, uniform: float) -> int:
-    """Draw an index by inverting the cumulative probabilities of these logits.
-
-    `uniform` is random, 0 or more and below 1.
-    """
+    """Draw an index from the softmax of the logits by inverse CDF, with `uniform` in [0, 1)."""
     cumulative = np.exp(logits_c - logits_c.max()).cumsum(dtype=np.float64)
     # Rounding must not carry a draw to the very end, past the last token that has any weight.
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))

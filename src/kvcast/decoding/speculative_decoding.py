@@ -42,12 +42,7 @@ _SLOPE = 0.1
 
 
 class _Clock:
-    """A clock: how long a call takes.
-
-    Attributes:
-        typical: seconds, the median of the last few times; 0 before the first.
-
-    """
+    """A clock of calls; `typical` is the median of the last few in seconds, 0 before the first."""
 
     def __init__(self) -> None:
         self.typical = 0.0
@@ -60,7 +55,7 @@ class _Clock:
 
 
 class _Record:
-    """The acceptance rate of guesses of one kind, weighted to the latest."""
+    """The acceptance rate of one kind of guess, with recent ones weighted more."""
 
     _FADING = 0.95
     _BEFORE = 1.2, 0.8  # right and wrong, as if seen before anything else
@@ -97,7 +92,7 @@ class Ledger:
         self._begun = 0.0  # seconds that drafters took to read prompts
 
     def affordable(self, kind: int, most: int) -> int:
-        """Return how many drafted tokens of a kind are worth checking, up to `most`."""
+        """Return how many drafts of a kind are worth verifying, up to `most`."""
         if not self._seconds:
             return 0
         step, chance = self._seconds[1], self._records[kind].chance
@@ -126,11 +121,7 @@ class Ledger:
             self._token.add(seconds / tokens)
 
     def called(self, fed: int, kept: int, seconds: float) -> None:
-        """Record a call of the model.
-
-        In the first call of a size a runtime prepares later ones: its time counts, but does not
-        predict theirs.
-        """
+        """Record a call; the first of a size prepares later ones, so it does not predict them."""
         if fed in self._prepared:
             self._calls[fed].add(seconds)
         self._prepared.add(fed)
@@ -143,11 +134,10 @@ class Ledger:
             self._gained += plain - seconds
 
     def compared(self, kind: int, *, right: bool) -> None:
-        """Record whether the model chose a guessed token."""
         self._records[kind].add(right=right)
 
     def passed(self, kind: int) -> None:
-        """Record a token without a guess: acceptance records fade, and are tried again."""
+        """Record a token without a guess: acceptance rates fade, so drafts are tried again."""
         self._records[kind].fade()
 
     def _expected(self) -> list[float]:
@@ -238,8 +228,6 @@ class Speculation(Drafts):
 
 
 class Speculations:
-    """A drafter with the ledger of its costs and gains."""
-
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._ledger = Ledger()
@@ -247,27 +235,18 @@ class Speculations:
     def begin(
         self, prompt: Prompt, capacity: int, filters: Sequence[LogitsProcessor] = ()
     ) -> Speculation:
-        """Return drafts for a request of one row; see `kvcast.decoding.drafters.Drafting`."""
         drafter = self._drafting.begin(prompt, capacity, filters)
         return Speculation(drafter, self._ledger, prompt.sequence.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """A model of a pair, of which the smaller drafts.
-
-    Attributes:
-        tokens: vocabulary size; embedding tables may be padded.
-        chunk: most tokens of a prompt that it reads in one call; None is all.
-
-    """
-
     runtime: Runtime
     family: str
     vocabulary: Vocabulary
-    tokens: int
+    tokens: int  # vocabulary size; embedding tables may be padded
     longest: int
-    chunk: int | None = None
+    chunk: int | None = None  # most prompt tokens of a call; None is all
 
     @cached_property
     def texts(self) -> Sequence[str]:
@@ -275,10 +254,7 @@ class Paired:
 
 
 def speculations(draft: Any, larger: Paired) -> Speculations | None:
-    """Return drafts for a model, or None without `draft`.
-
-    Raises UsageError for a model that cannot draft for it.
-    """
+    """Return drafts for a model, if any; raises UsageError for a model that cannot draft for it."""
     if draft is None:
         return None
     if draft == NGRAM:

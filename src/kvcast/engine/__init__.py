@@ -1,7 +1,4 @@
-"""One model for many callers: requests from any thread or from asyncio, served by one scheduler.
-
-`Engine` is the way in.
-"""
+"""`Engine`: one model for many callers on threads or asyncio, served by one scheduler."""
 
 from kvcast.engine.engine import Engine, Status, share_of_memory
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, QueueFullError, queue_full

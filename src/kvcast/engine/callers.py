@@ -1,8 +1,4 @@
-"""Callers: each submits requests in turn and takes their results.
-
-A caller is a prompt with its texts, a recording, a policy about one window, or a list of requests
-in the calling thread. Requests that wait for rows wait here.
-"""
+"""Callers, such as a prompt or a recording: each submits requests in turn and takes results."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -28,16 +24,8 @@ that the news arrives first. It returns its result.
 
 
 class Caller(ABC):
-    """A source of requests.
-
-    Attributes:
-        client: the client whose share of rows it uses; None for a separate share.
-        began: whether a request of it was admitted; set by the scheduler.
-
-    """
-
     priority: int = 0
-    client: Hashable | None = None
+    client: Hashable | None = None  # whose share of rows it uses; None for a separate share
     rows = 0
     began = False
 
@@ -61,8 +49,6 @@ class Caller(ABC):
 
 @dataclass
 class Totals:
-    """Counts of an engine's work so far."""
-
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
@@ -70,16 +56,10 @@ class Totals:
 
 
 class JobCaller(Caller):
-    """A caller in an engine, which puts its results into a job.
-
-    Attributes:
-        job: the consumer's end; the engine sets it, and the attributes below.
-        deadline: when it ends, by the clock of the engine.
-
-    """
+    """A caller in an engine, which sets job and totals."""
 
     opens: ClassVar[bool] = False
-    job: Job[Any, Any]
+    job: Job[Any, Any]  # the consumer's end
     deadline = float("inf")
     totals: Totals
 
@@ -105,8 +85,6 @@ class JobCaller(Caller):
 
 
 class RequestList(Caller):
-    """Requests of the calling thread."""
-
     def __init__(self, requests: Iterable[Request]) -> None:
         self._coming = iter(requests)
         self._running = 0
@@ -184,8 +162,6 @@ class PolicyCaller(Caller):
 
 
 class PolicyList(PolicyCaller):
-    """Policies of the calling thread."""
-
     def __init__(self, policies: Iterable[Policy[Any]]) -> None:
         super().__init__()
         self.results: dict[Policy[Any], Any] = {}
@@ -214,7 +190,7 @@ Report: TypeAlias = Callable[[Exception | None], None]
 
 
 class Openings:
-    """Callers that wait to be opened, and the number of those that are open. For one thread."""
+    """Callers that wait to be opened, and the number of open ones. For one thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most

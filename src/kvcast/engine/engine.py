@@ -35,20 +35,13 @@ _LOG = logging.getLogger(__name__)
 
 class Model(Protocol):
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return a scheduler over a new cache.
+        """Return a scheduler over a new cache of up to `budget` bytes.
 
-        Args:
-            rows: maximum texts, beams or windows at once.
-            budget: bytes that the cache may take.
-            chunk: approximate number of prompt positions computed between two steps.
-
+        `chunk`: approximate number of prompt positions computed between two steps.
         """
 
     def caller(self, given: Any, options: Mapping[str, Any], scheduler: Scheduler) -> JobCaller:
-        """Return a caller for this scheduler, on any thread.
-
-        Raises UsageError for a request that cannot be served.
-        """
+        """Return a caller, on any thread; raises UsageError for a request that cannot be served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +166,6 @@ class Engine:
         return self._enter(call, deadline, partial(self._calls.append, call))
 
     def status(self) -> Status:
-        """Return the state of the engine."""
         scheduler, totals = self._scheduler, self._totals
         running = sum(caller.began for caller in scheduler.callers)
         return Status(
@@ -354,7 +346,6 @@ class Engine:
                 self._end(job, "deadline", late)
 
     def _end(self, job: Job[Any, Any], how: str, error: BaseException) -> None:
-        """End a job that waits or runs; nothing happens if it is over."""
         entry = self._unfinished.get(job)
         if entry is None:
             return
@@ -377,9 +368,6 @@ class Engine:
 
 
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
-    """Return the bytes that a cache may take by default, given other engines' caches.
-
-    Caches allocate memory as they are filled, so memory reserved by other caches is not available.
-    """
+    """Return the default bytes of a cache, less those that other engines' caches have reserved."""
     promised = sum(engine.status().cache_bytes for engine in set(beside))
     return max(0, available_bytes() - promised) // _SHARE

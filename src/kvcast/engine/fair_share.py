@@ -1,7 +1,4 @@
-"""Fair share: who gets the next row, who is preempted, and whose rows take part in a step.
-
-Rows are shared among clients, a client's among its callers.
-"""
+"""Fair share of rows among clients and their callers: the next row, preemption, and turns."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -12,7 +9,7 @@ from kvcast.engine.running import Running
 
 
 class FairShare:
-    """How many rows clients and callers have at a moment."""
+    """The rows of clients and callers at one moment."""
 
     def __init__(self, callers: Iterable[Caller]) -> None:
         self._callers = list(callers)
@@ -24,10 +21,7 @@ class FairShare:
         return sorted(self._callers, key=self._precedence)
 
     def to_preempt(self, waiting: Caller, rows: int) -> Caller | None:
-        """Return the caller to preempt for a waiting one with `rows`; None if none has more.
-
-        After the exchange it has at least as many rows as the other caller.
-        """
+        """Return a caller that keeps at least as many rows as `waiting` then has; None if none."""
         mine = _client(waiting)
         others = [caller for caller in self._callers if _client(caller) != mine]
         least = self._rows[mine] + rows
@@ -48,8 +42,8 @@ class FairShare:
 def in_rounds(running: Sequence[Running], most: int) -> list[Running]:
     """Return the requests that take part in a step of about `most` rows.
 
-    Each client has as many as the client with fewest, or each caller if there is one client; the
-    rest of the step is divided round-robin. Earlier ones are preferred.
+    Each client (or caller of one client) has as many as the one with fewest; the rest is divided
+    round-robin. Earlier requests are preferred.
     """
     clients: dict[Hashable, dict[Caller, list[Running]]] = {}
     for each in running:
@@ -77,10 +71,7 @@ def _client(caller: Caller) -> Hashable:
 
 
 class Pace:
-    """How long steps take, as far as that depends on their rows.
-
-    The shortest of late counts: a step may take longer for reasons that are not its own.
-    """
+    """The shortest of recent step times, by rows: a step may be delayed for other reasons."""
 
     _GROWTH = 1.02
     """By what a step's time may exceed the shortest before, to count as the shortest of late."""

@@ -1,7 +1,6 @@
 """Jobs: the consumers' ends of requests, with a stream of items, a result, and a way to cancel.
 
-The engine's thread puts items in; one consumer, a thread or a task of asyncio, takes them out.
-asyncio is imported only where a task waits.
+The engine's thread puts items in; one consumer, a thread or asyncio task, takes them out.
 """
 
 from collections import deque
@@ -68,7 +67,6 @@ class Job(Generic[Item, Result]):
             self._cancel(self)
 
     def done(self) -> bool:
-        """Return whether it is over; items may remain to be taken."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> Result:
@@ -97,10 +95,7 @@ class Job(Generic[Item, Result]):
         self._future.result()
 
     async def arrived(self) -> list[Item]:
-        """Wait for the first item; return all that have arrived, none when the job is over.
-
-        Raises as `result`, once all items were taken.
-        """
+        """Wait for the first item; return all that arrived, none when over; raises as `result`."""
         while True:
             # Checked before items are taken, since the last item is put in before the end.
             over = self._future.done()
@@ -116,17 +111,15 @@ class Job(Generic[Item, Result]):
             await self._news()
 
     async def __aiter__(self) -> AsyncIterator[Item]:
-        """Yield items as they come; raises as `result`."""
         while items := await self.arrived():
             for item in items:
                 yield item
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the result; raises as `result`. Giving up the wait does not cancel the job."""
+        """Wait for the result; raises as `result`. An abandoned wait does not cancel the job."""
         return self._awaited().__await__()
 
     def put(self, item: Item) -> None:
-        """Add an item; `wake` notifies the consumer."""
         self._items.append(item)
 
     def finish(self, result: Result) -> None:

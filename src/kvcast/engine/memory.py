@@ -1,4 +1,4 @@
-"""How many rows an engine has, and how long they are, within a budget of bytes."""
+"""The number and length of an engine's rows within a budget of bytes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class Sizes(NamedTuple):
 def fitting(
     bytes_of_row: Callable[[int], int], *, longest: int, rows: int, budget: int, fixed: int = 0
 ) -> Sizes:
-    """Return the sizes of a cache within a budget of bytes; each row takes `fixed` bytes more.
+    """Return the sizes of a cache within `budget`; each row takes `fixed` bytes more.
 
-    `rows` and `longest` limit the rows and their capacity. Raises UsageError if no row fits.
+    Raises UsageError if no row fits.
     """
     for count in range(rows, 0, -1):
         capacity = _longest_fitting(bytes_of_row, longest, budget // count - fixed)

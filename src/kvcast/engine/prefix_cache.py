@@ -18,17 +18,12 @@ WORTH_COPYING = 16
 
 
 class Match(NamedTuple):
-    """A row and the length of the prefix of a sequence that it holds."""
-
     row: int
     length: int
 
 
 class PrefixCache:
-    """The tokens of each row whose keys and values it still holds."""
-
     def __init__(self, rows: int, capacity: int, *, prompts_differ: bool = False) -> None:
-        """`prompts_differ` is the runtime's: a prompt then reuses no positions of decode steps."""
         self._prompts_differ = prompts_differ
         self._tokens_rc: Int32 = np.zeros((rows, capacity), np.int32)
         self._lengths_r: Int64 = np.zeros(rows, np.int64)
@@ -76,11 +71,7 @@ class PrefixCache:
         return [int(n) for n in np.minimum(first_r, self._lengths_r)]
 
     def row_for(self, tokens_s: Int64, free: Sequence[int]) -> int:
-        """Return which of the free rows, the longest unused first, is to hold a sequence.
-
-        A row whose tokens the sequence mostly continues is best, as for a conversation's next turn;
-        else the longest unused, so that a prefix of many sequences stays where it is.
-        """
+        """Return the free row that a sequence mostly continues, else the least recently used."""
         common = self.common(tokens_s)
         best = max(free, key=lambda row: common[row])
         return best if 2 * common[best] > self._lengths_r[best] else free[0]
@@ -90,8 +81,7 @@ class PrefixCache:
     ) -> Match | None:
         """Return the row with the longest prefix of a sequence, perhaps `row` itself, or None.
 
-        `row` will hold the sequence, of which one token or more remains to be fed, for its logits.
-        `reachable` is the longest length, up to another, that a row can be truncated to.
+        At least one token remains to be fed, for its logits. `reachable`: see `Cache.reachable`.
         """
         own, best = 0, Match(row, 0)
         for other, common in enumerate(self.common(tokens_s)):
@@ -106,12 +96,11 @@ class PrefixCache:
 
 
 def plain(tokens_s: Int64) -> Int64:
-    """Return the tokens themselves, whichever way their positions are computed."""
+    """Return the tokens without marks of decode steps."""
     return np.where(tokens_s < 0, ~tokens_s, tokens_s)
 
 
 def in_common(tokens_s: Int64, other_s: Int64) -> int:
-    """Return the length of the common prefix of two sequences."""
     most = min(len(tokens_s), len(other_s))
     differs = tokens_s[:most] != other_s[:most]
     return int(differs.argmax()) if differs.any() else most

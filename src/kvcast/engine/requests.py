@@ -37,16 +37,9 @@ class Input(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """A computed prefix that many prompts can continue.
-
-    Attributes:
-        logits_v: [vocab], after the last token.
-
-    """
-
     tokens: Int64
     cache: Any = field(repr=False)
-    logits_v: Float32 = field(repr=False)
+    logits_v: Float32 = field(repr=False)  # [vocab], after the last token
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +67,7 @@ class Prompt:
         return int(self.prefix.tokens[-1])
 
     def shared(self, runtime: Runtime, chunk: int | None) -> "Prompt":
-        """Return a prompt for several requests, which is computed once for all of them."""
+        """Return a prompt that several requests share, computed once."""
         if self.input is not None:  # encoded once, however many rows read it
             return self
         prefix = compute(runtime, self, chunk)
@@ -99,10 +92,10 @@ def compute(runtime: Runtime, prompt: Prompt, chunk: int | None) -> Prefix:
 
 
 class Histories:
-    """The tokens of rows, equally many; one row at first. Views are valid until the next token."""
+    """The tokens of rows of equal length, at first one; views are valid until the next token."""
 
     def __init__(self, room: int, before: Sequence[int] | Int64 = ()) -> None:
-        """Allocate for `longest` tokens after the tokens that precede all rows."""
+        """Allocate `room` tokens after the tokens that precede all rows."""
         self._tokens: Int64 = np.empty((1, len(before) + room), np.int64)
         self._tokens[0, : len(before)] = before
         self._begin = self._end = len(before)
@@ -120,7 +113,6 @@ class Histories:
         return self._tokens[:, : self._end]
 
     def extend(self, parents: Sequence[int], tokens_r: Sequence[int]) -> None:
-        """Continue old row `parents[i]` as row i, with a token."""
         moved = [row for row, parent in enumerate(parents) if row != parent]
         if len(parents) != len(self._tokens):
             self._tokens = self._tokens[list(parents)]
@@ -132,24 +124,18 @@ class Histories:
 
 
 class Continuations(NamedTuple):
-    """The rows that continue, ascending, as indices within their request.
-
-    Row `rows[i]` continues row `parents[i]` with `tokens[i]`, which is fed next.
-    """
+    """Rows that continue, ascending: row `rows[i]` of a request continues `parents[i]`."""
 
     rows: list[int]
     parents: list[int]
-    tokens: list[int]
+    tokens: list[int]  # fed next
 
 
 OVER = Continuations([], [], [])
 
 
 class Drafts(Protocol):
-    """Draft tokens of a request, so that one call can verify several.
-
-    The request never sees them: it chooses each token as it would without drafts.
-    """
+    """Draft tokens, to verify several in one call; the request chooses tokens as without drafts."""
 
     def propose(self, most: int) -> Sequence[int]:
         """Return up to `most` drafts worth feeding after the last chosen token, or none."""
@@ -158,14 +144,9 @@ class Drafts(Protocol):
         """Record a token that the request chose."""
 
     def called(self, fed: int, kept: int, seconds: float, drafted: int) -> None:
-        """Record a call for this request alone.
+        """Record a call for this request alone, which fed `fed` tokens, `drafted` of them drafts.
 
-        Args:
-            fed: its tokens.
-            kept: how many tokens were chosen from the call, accepted drafts first.
-            seconds: its time.
-            drafted: how many of the fed tokens were drafts.
-
+        `kept` tokens were chosen from it, accepted drafts first.
         """
 
 
@@ -175,7 +156,7 @@ class Request(ABC):
     Attributes:
         capacity: maximum positions of a row; the last token need not be fed.
         probe: index of a prompt token whose logits are kept.
-        drafts: proposes draft tokens; None for none. Only used while the request has one row.
+        drafts: only used while the request has one row.
         error: exception that ended it while it chose a token; set by the scheduler.
 
     """
@@ -203,14 +184,8 @@ class Request(ABC):
 
     @abstractmethod
     def advance(self, logits_rv: Float32) -> Continuations:
-        """Choose the next tokens.
+        """Choose the next tokens from logits [rows, vocab], which may be overwritten.
 
-        Args:
-            logits_rv: [rows, vocab], of its rows that went on, ascending; may be overwritten.
-
-        Returns:
-            The rows that continue. All other rows are free for other requests from then on, so a
-            request with several rows returns all of them the first time. `OVER`, with none, ends
-            the request.
-
+        Rows that are not returned are free from then on, so a request with several rows returns all
+        of them the first time. `OVER`, with none, ends the request.
         """

@@ -1,7 +1,6 @@
 """Running requests: their rows and input slots, their next tokens, and the rows that share calls.
 
-A slot that no request reads keeps its input until another one needs the slot, so a later request
-for the same input finds it encoded.
+An input stays in its slot until another one needs the slot, so it may be found encoded.
 """
 
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ class Admission:
         return bool(self._free)
 
     def admit(self, request: Request, sequence: Int64) -> tuple[list[int], int | None] | None:
-        """Give a request its rows, ascending, and its slot; None if there is no room.
+        """Give a request, with the first tokens `sequence`, its rows, ascending, and slot.
 
-        `sequence`: the tokens of its first row before it chooses.
+        None if there is no room.
         """
         if len(self._free) < request.width:
             return None
@@ -84,8 +83,8 @@ class Running:
     Attributes:
         live: rows that are fed; only the first during prefill.
         numbers: indices of live rows; None before its first choice.
-        next: tokens that live rows are fed next, after prefill; if a rollback of drafts truncated
-            its row below the accepted tokens, these come first.
+        next: tokens that live rows are fed next, after prefill; after a rollback of drafts, the
+            accepted tokens past the row's length come first.
         border: a length at which a chunk ends, since other prompts may continue there; 0: none.
 
     """
@@ -108,10 +107,7 @@ class Running:
         self.slot = slot
 
     def pause(self, held_s: Int64, next_s: Int64) -> None:
-        """Take its only row, which holds these tokens: they will be prefilled again.
-
-        Tokens are in the prefix cache's form.
-        """
+        """Take its only row; its tokens, in the prefix cache's form, will be prefilled again."""
         if self.numbers is not None:
             self._held = np.concatenate([held_s, next_s])
         self._unread = self.sequence
@@ -120,7 +116,7 @@ class Running:
 
     @property
     def sequence(self) -> Int64:
-        """The tokens that it reads before it chooses next, as the prefix cache has them."""
+        """The tokens to prefill before its next choice, in the prefix cache's form."""
         return self.request.prompt.sequence if self._held is None else self._held
 
     @property
@@ -129,7 +125,6 @@ class Running:
 
     @property
     def fresh(self) -> bool:
-        """Whether no token of the prompt has been fed or skipped."""
         return self.request.prompt.prefix is None and len(self._unread) == len(self.sequence)
 
     def skip(self, count: int) -> None:
@@ -145,14 +140,14 @@ class Running:
         return bool(self._unread[0] < 0)
 
     def chunk(self, most: int | None) -> int:
-        """Return how many tokens are fed next: of a prompt, or of earlier decode steps."""
+        """Return the number of tokens fed next: of a prompt, or of earlier decode steps."""
         before = self.border - (len(self.sequence) - len(self._unread))
         next_s = self._unread[:most] if before <= 0 else self._unread[:most][:before]
         other_s = (next_s < 0) != self.repeats
         return int(other_s.argmax()) if other_s.any() else len(next_s)
 
     def choose(self, logits_rv: Float32) -> Continuations:
-        """Have the request choose the next tokens of its rows; an error ends only this request."""
+        """Choose the next tokens of its rows; an error ends only this request."""
         try:
             chosen = self.request.advance(logits_rv)
         except Exception as error:
@@ -174,15 +169,13 @@ class Running:
         return (-1,)
 
     def feed(self, chunk: int | None) -> Int64:
-        """Return the tokens to read next, [S], as the prefix cache has them; they count as fed."""
+        """Return the next tokens [S] in the prefix cache's form, and count them as fed."""
         fed_s = self._unread[: self.chunk(chunk)]
         self._unread = self._unread[len(fed_s) :]
         return fed_s
 
 
 class Batch:
-    """Requests whose rows share calls."""
-
     def __init__(self, requests: Sequence[Running]) -> None:
         self.rows = sorted(row for each in requests for row in each.live)
         place_of = {row: place for place, row in enumerate(self.rows)}

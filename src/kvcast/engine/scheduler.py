@@ -31,11 +31,7 @@ Result = TypeVar("Result")
 
 
 class Scheduler:
-    """Runs the requests of its callers over one cache.
-
-    Several threads may add, remove and advance callers.
-
-    """
+    """Runs the requests of its callers over one cache; several threads may use it."""
 
     def __init__(
         self,
@@ -116,10 +112,7 @@ class Scheduler:
                     self._drop(running, began=phase is not self._admitted)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Run requests to their ends, yielding each whenever it has got tokens.
-
-        Raises the error of a request that failed to choose a token.
-        """
+        """Run requests, yielding each whenever it got tokens; raises the error of a failed one."""
         caller = RequestList(requests)
         self.add(caller)
         try:
@@ -133,7 +126,6 @@ class Scheduler:
             raise caller.error
 
     def results(self, *policies: Policy[Result]) -> list[Result]:
-        """Run policies to their ends, together, and return their results."""
         caller = PolicyList(policies)
         self.add(caller)
         try:
@@ -146,7 +138,7 @@ class Scheduler:
         return [caller.results[policy] for policy in policies]
 
     def step(self) -> list[Caller]:
-        """Run one step: prefill the next chunks or decode one token per row, alternating.
+        """Prefill the next chunks or decode one token per row, alternating.
 
         Returns the callers that took results, or are over.
         """
@@ -179,7 +171,6 @@ class Scheduler:
             self.remove(caller)
 
     def _admit(self) -> dict[Caller, None]:
-        """Give out free rows, round by round; return the callers that are over."""
         over: dict[Caller, None] = {}
         while self._callers and (pulled := self._pulled or self._pull(over)) is not None:
             place = self._admission.admit(pulled.request, pulled.sequence)
@@ -198,10 +189,6 @@ class Scheduler:
         return over
 
     def _pull(self, over: dict[Caller, None]) -> Running | None:
-        """Take the next request to admit, and record finished callers.
-
-        While no row is free, only callers for which another can be preempted are considered.
-        """
         if not (may_admit := self._may_admit) and self._prefixes is None:
             return None
         shares = FairShare(self._callers)
@@ -222,10 +209,7 @@ class Scheduler:
         return None
 
     def _next_of(self, caller: Caller) -> Running | None:
-        """Return a caller's next request, new or preempted.
-
-        New requests come first, as their prompts are often cached already.
-        """
+        """Return a new request, as its prompt is often cached, or else a preempted one."""
         request = caller.next_request()
         if request is not None:
             self._check(request)
@@ -239,8 +223,7 @@ class Scheduler:
     def _make_room(self, waiting: Running) -> bool:
         """Preempt a request of a caller with more rows, if any; return whether it did.
 
-        Its prompt and tokens are prefilled again later, so only requests of one row with known
-        tokens qualify.
+        It is prefilled again later, so only requests of one row with known tokens qualify.
         """
         if self._prefixes is None:
             return False
@@ -284,8 +267,7 @@ class Scheduler:
     def _begin(self) -> list[Running]:
         """Point rows of admitted requests to their inputs, or adopt their prefixes.
 
-        Returns the requests that got tokens because their whole prompt was cached, and the requests
-        that are done after one prefill.
+        Returns requests whose whole prompt was cached, or that one prefill completes.
         """
         new = self._select_beginning()
         self._prefilling += new
@@ -367,7 +349,6 @@ class Scheduler:
             self._cache = encoder.encode(self._cache, several, *source)
 
     def _prefill(self) -> list[Running]:
-        """Chunked prefill: feed a chunk of each prompt; complete prompts choose a token."""
         # Requests with logits at the same offsets are computed in one call.
         calls: dict[tuple[bool, tuple[int, ...]], list[Running]] = {}
         for running in self._select_prefills():
@@ -392,11 +373,7 @@ class Scheduler:
         return advanced
 
     def _select_prefills(self) -> list[Running]:
-        """Return the requests to prefill in this turn.
-
-        Turns alternate between first come, first served and shortest remaining prompt: a long
-        prompt does not delay short ones, and short ones do not starve it.
-        """
+        """Alternate between FIFO and the shortest remaining prompt: neither starves."""
         now, positions = list[Running](), 0
         self._reads_shortest = not self._reads_shortest
         prefilling = self._prefilling
@@ -438,10 +415,7 @@ class Scheduler:
         return advanced
 
     def _batch_of_step(self) -> Batch:
-        """Return the requests of the next step: all, unless a caller of many would hold up others.
-
-        Then they take turns.
-        """
+        """Return all requests, or in turns if a caller of many would delay others."""
         if self._batch is None:
             self._batch = Batch(self._decoding)
         if len({each.caller for each in self._decoding}) == 1:
@@ -453,7 +427,7 @@ class Scheduler:
         return Batch(now)
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
-        """Speculative decoding: feed one row its token and drafts; keep the drafts it chooses.
+        """Feed one row its token and drafts; keep the drafts it chooses.
 
         Several rows continue without drafts: in a call another row costs about as much as a draft
         token, and is never rejected. A row with a state is rolled back to a snapshot, and the
@@ -501,7 +475,6 @@ class Scheduler:
             self._prefixes.feed(running.live, [self._prefixes.stepped(fed_s)])
 
     def _advance(self, batch: Batch, logits_rv: Float32) -> list[Running]:
-        """Choose tokens of requests whose prompts are complete; move and empty their rows."""
         advanced: list[Running] = []
         changes: list[tuple[Running, Continuations]] = []
         for running, places in batch.members:

@@ -45,14 +45,9 @@ ENCODERS: Mapping[str, type[SoundEncoder]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AudioDecoderDimensions(DecoderDimensions):
-    """A decoder's dimensions, and its encoder's.
+    """A decoder's dimensions, and its encoder's."""
 
-    Attributes:
-        audio: the encoder, whose embeddings are as wide as the decoder's hidden states.
-
-    """
-
-    audio: SoundEncoder
+    audio: SoundEncoder  # the encoder, whose embeddings are as wide as the decoder's hidden states
 
     @override
     def __post_init__(self) -> None:
@@ -95,13 +90,11 @@ def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
-    """Write `decode`: new tokens, some or all of which are audio, to logits."""
     x = _beside(write, dimensions) if dimensions.audio.beside else _among(write, dimensions)
     return decoder.decoded(write, x, dimensions)
 
 
 def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
-    """Return the embeddings of new tokens, of text and audio."""
     vocab = dimensions.vocab_size
     words = write.step("clamp", TOKENS, 0, vocab - 1)
     text = decoder.embed_tokens(write, words, dimensions)
@@ -111,10 +104,7 @@ def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
 
 
 def _beside(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
-    """Return the sums of new tokens' embeddings and the audio embeddings at their positions.
-
-    Past the end of the audio the first embedding, of silence, is added.
-    """
+    """Past the end of the audio the first embedding, of silence, is added."""
     places = positions(write)
     is_there = write.step("lt", places, write.size(EMBEDDINGS, 2))
     places = write.step("where", is_there, places, 0)
@@ -132,7 +122,6 @@ def _constants(
 
 
 def _probe(dimensions: AudioDecoderDimensions) -> Probe:
-    """Return two inputs of noise, placed between, or added to, tokens of text."""
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
     frames = audio.frames or _PROBED
     features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)

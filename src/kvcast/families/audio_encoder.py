@@ -39,23 +39,14 @@ _WINDOWS, _WINDOW_LENGTHS = Node("windows"), Node("window_lengths")
 
 
 class ChunkLayout(NamedTuple):
-    """The layout of one input's positions in chunks and windows, as `encode` takes it.
+    """The layout of one input's positions in chunks and windows, as `encode` takes it."""
 
-    Attributes:
-        source: [t], which of the chunks' positions are audio; the others are padding.
-        windows: [windows, span], which of the t positions each window of attention has; padded.
-        window_lengths: [windows].
-
-    """
-
-    source: NDArray[np.int64]
-    windows: NDArray[np.int64]
-    window_lengths: NDArray[np.int32]
+    source: NDArray[np.int64]  # [t], the chunks' positions that are audio, without padding
+    windows: NDArray[np.int64]  # [windows, span], of the t positions; padded
+    window_lengths: NDArray[np.int32]  # [windows]
 
 
 class SoundEncoder(Protocol):
-    """An audio encoder whose results are embeddings of a decoder."""
-
     output: int
     """Size of an embedding."""
 
@@ -82,7 +73,6 @@ class SoundEncoder(Protocol):
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises TypeError for missing or unknown fields."""
         return cls(**fields)
 
     def encoded(self, frames: int) -> int:
@@ -103,15 +93,6 @@ class SoundEncoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioEncoder(SoundEncoder):
-    """The dimensions of an encoder: all that determines tensor shapes and computation.
-
-    Attributes:
-        chunk: frames of a chunk; 0: one convolution halves all frames.
-        channels: of convolutions in chunks; 0 without chunks.
-        window: frames of an attention window, a multiple of `chunk`; 0 without chunks.
-
-    """
-
     n_mels: int
     width: int
     inner: int
@@ -120,9 +101,9 @@ class AudioEncoder(SoundEncoder):
     projected: int
     output: int
     activation: str = "gelu"
-    chunk: int = 0
-    channels: int = 0
-    window: int = 0
+    chunk: int = 0  # frames of a chunk; 0: one convolution halves all frames
+    channels: int = 0  # of convolutions in chunks; 0 without chunks
+    window: int = 0  # frames of an attention window, a multiple of `chunk`; 0 without chunks
     joined: int = 1
     projector_activation: str = "gelu"
     projector_bias: bool = False
@@ -165,7 +146,6 @@ class AudioEncoder(SoundEncoder):
         return _halved(self.n_mels)
 
     def layout(self, frames: int) -> ChunkLayout:
-        """Return the layout of `frames` >= 1 frames."""
         whole, rest = divmod(frames, self.chunk)
         each = _halved(self.chunk)
         lengths = [each] * whole + ([_halved(rest)] if rest else [])
@@ -216,13 +196,7 @@ def _halved(size: int) -> int:
 
 
 def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generic], ...]:
-    """Return the layouts of equally long inputs as `encode` takes them, after their features.
-
-    Args:
-        layouts: of each input.
-        chunks: positions of all chunks of an input, with padding.
-
-    """
+    """Return `encode`'s arguments after its features; `chunks`: positions of an input, padded."""
     source_bt = np.stack([layout.source + i * chunks for i, layout in enumerate(layouts)])
     count = source_bt.shape[1]
     windows = np.stack([layout.windows + i * count for i, layout in enumerate(layouts)])
@@ -230,7 +204,7 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
 
 
 def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
-    """Return the waves of a chunk's positions [positions, width]."""
+    """[positions of a chunk, width]."""
     half = encoder.width // 2
     steps = np.exp(-math.log(_TIMESCALE) / (half - 1) * np.arange(half))
     angles = np.arange(_halved(encoder.chunk))[:, None] * steps
@@ -256,7 +230,7 @@ def _encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
 
 
 def _halved_once(write: ProgramWriter, encoder: AudioEncoder) -> Node:
-    """Return hidden states [batch, frames / 2, width]."""
+    """[batch, frames / 2, width]."""
     width = encoder.width
     x = write.step("transpose", FEATURES, 1, 2)
     shape, again = (width, encoder.n_mels, _KERNEL), (width, width, _KERNEL)
@@ -267,7 +241,7 @@ def _halved_once(write: ProgramWriter, encoder: AudioEncoder) -> Node:
 
 
 def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
-    """Return the hidden states of the audio positions of all inputs, [batch * t, width]."""
+    """[batch * t, width], without the chunks' padding."""
     chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
     channels = encoder.channels
@@ -302,7 +276,7 @@ def _mixed(
 
 
 def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder) -> Node:
-    """Attend within windows: [batch * t, width] each, and so is the result."""
+    """[batch * t, width] each, and so is the result."""
     windows = write.step("flatten", _WINDOWS, 0, 1)
     index, span = write.step("flatten", windows), write.size(windows, 1)
     sizes = [write.size(windows, 0), span]

@@ -48,37 +48,23 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class BartDimensions:
-    """All that determines a model's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "bart", "marian", ...
-        vocab_size: rows of the embedding; the target's if the source has its own.
-        source_vocab_size: rows of the source's embedding; None if shared.
-        decoder_heads: number of heads of each attention in the decoder.
-        activation: of the feed-forward; one of ACTIVATIONS.
-        norm_first: pre-norm, or post-norm after residuals.
-        late_positions: whether the decoder adds positions to embeddings that are normed already.
-        target_positions: length of the longest target, including the start token.
-
-    """
-
-    architecture: str
-    vocab_size: int
+    architecture: str  # the checkpoint's name for it, for people only: "bart", "marian", ...
+    vocab_size: int  # rows of the embedding; the target's if the source has its own
     width: int
     encoder_inner: int
     decoder_inner: int
     encoder_heads: int
-    decoder_heads: int
+    decoder_heads: int  # number of heads of each attention in the decoder
     encoder_layers: int
     decoder_layers: int
     source_positions: int
-    target_positions: int
+    target_positions: int  # length of the longest target, including the start token
     start_token: int
-    source_vocab_size: int | None = None
-    activation: str = "gelu"
-    norm_first: bool = False
+    source_vocab_size: int | None = None  # rows of the source's embedding; None if shared
+    activation: str = "gelu"  # of the feed-forward; one of ACTIVATIONS
+    norm_first: bool = False  # pre-norm, or post-norm after residuals
     embedding_norm: bool = False
-    late_positions: bool = False
+    late_positions: bool = False  # whether positions are added to normed embeddings
     final_norm: bool = False
     embedding_scale: float = 1.0
     tied: bool = True
@@ -110,7 +96,6 @@ class BartDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**fields)
         except TypeError as error:
@@ -118,7 +103,6 @@ class BartDimensions:
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
-    """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     block, width = Block(write, dimensions, dimensions.encoder_inner), dimensions.width
     positions = write.step("arange", write.size(SOURCE, 1), dtype="int64")
     own = dimensions.source_vocab_size is not None

@@ -32,21 +32,13 @@ _QUERIES = "encoder.projector.queries"
 
 @dataclass(frozen=True, kw_only=True)
 class QueryFormer:
-    """Sizes of a Q-Former.
-
-    Attributes:
-        crossing: queries attend to positions in every `crossing`-th layer, from the first on.
-        activation: of feed-forwards; one of `sizes.ACTIVATIONS`.
-
-    """
-
     width: int
     inner: int
     heads: int
     layers: int
-    crossing: int
+    crossing: int  # queries attend to positions in every `crossing`-th layer, from the first on
     epsilon: float
-    activation: str = "gelu"
+    activation: str = "gelu"  # of feed-forwards; one of `sizes.ACTIVATIONS`
 
     def __post_init__(self) -> None:
         names = ("width", "inner", "heads", "layers", "crossing")
@@ -61,7 +53,7 @@ class QueryFormer:
 def write_query_former(
     write: ProgramWriter, windows: Node, of: QueryFormer, queries: int, window: int, source: int
 ) -> Node:
-    """Write it: positions [windows, window, source] to answers [windows, queries, width]."""
+    """[windows, window, source] to [windows, queries, width]."""
     width, inner = of.width, of.inner
     scale = (width // of.heads) ** -0.5
     x = _write_queries(write, windows, of, queries)
@@ -90,7 +82,7 @@ def _layer_name(i: int) -> str:
 
 
 def _write_queries(write: ProgramWriter, windows: Node, of: QueryFormer, queries: int) -> Node:
-    """Return the queries of each window, [windows, queries, width]."""
+    """[windows, queries, width]."""
     own = write.step("arange", queries, dtype="int64")
     count = write.size(windows, 0)
     same = write.step("mul", write.step("arange", count, dtype="int64"), 0)
@@ -105,7 +97,6 @@ def _write_queries(write: ProgramWriter, windows: Node, of: QueryFormer, queries
 def _add_normed(
     write: ProgramWriter, x: Node, inner: Node, name: str, size: int, of: QueryFormer
 ) -> Node:
-    """Add a block's last product, of inputs of that size, and norm the sum."""
     whole = write.linear(inner, name, (of.width, size), bias=True, residual=x)
     return write.layer_norm(whole, f"{name.rpartition('.')[0]}_norm", of.width, of.epsilon)
 
@@ -120,28 +111,17 @@ _NOTHING = "encoder.nothing"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConformer(SoundEncoder):
-    """Everything that determines an encoder's tensor shapes and computation.
-
-    Attributes:
-        n_mels: bands of a frame, which joins two frames of 10 ms.
-        kernel: length of a layer's convolution, odd.
-        characters: number of CTC characters, whose probabilities are fed back after half of the
-            layers.
-        window: positions that become `queries` embeddings.
-
-    """
-
-    n_mels: int
+    n_mels: int  # bands of a frame, which joins two frames of 10 ms
     width: int
     inner: int
     heads: int
     head_dim: int
     layers: int
-    kernel: int
+    kernel: int  # length of a layer's convolution, odd
     channels: int
     block: int
-    characters: int
-    window: int
+    characters: int  # CTC characters, whose probabilities are fed back after half of the layers
+    window: int  # positions that become `queries` embeddings
     queries: int
     projector: QueryFormer
     output: int
@@ -174,10 +154,7 @@ class BlockConformer(SoundEncoder):
 
     @override
     def arguments(self) -> tuple[Argument, ...]:
-        """Frames, and the positions of each block and window of an input.
-
-        Empty places of a block come last; in a window they are the number of positions.
-        """
+        """Empty places of a block come last; in a window they are the number of positions."""
         shape = ("batch", "frames", self.n_mels)
         return (
             Argument(name=FEATURES.name, shape=shape, dtype="float32"),
@@ -229,11 +206,10 @@ class BlockConformer(SoundEncoder):
 
     @property
     def _halfway(self) -> int:
-        """Layers before which probabilities are brought back; 0: they are not."""
+        """Layers before which CTC probabilities are fed back; 0: they are not."""
         return self.layers // 2
 
     def _attended(self, write: ProgramWriter, x: Node, name: str) -> Node:
-        """Attend within blocks; heads share the keys of distances, so each is an input to them."""
         scale, width, mixed_width = self.head_dim**-0.5, self.width, self.heads * self.head_dim
         normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
         blocks = write.step("flatten", _BLOCKS, 0, 1)
@@ -262,7 +238,7 @@ class BlockConformer(SoundEncoder):
         return write.linear(valid, f"{name}.out", (width, mixed_width), bias=True, residual=x)
 
     def _projected(self, write: ProgramWriter, x: Node) -> Node:
-        """Return the embeddings of all windows, [batch, t, output], padded with zeros."""
+        """[batch, t, output], padded with zeros."""
         nothing = write.step("index_select", Constant(_NOTHING), 0, _zero(write))
         lines = write.step("cat", [write.step("flatten", x, 0, 1), nothing], 0)
         windows = write.step("flatten", _WINDOWS, 0, 1)

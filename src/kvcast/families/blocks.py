@@ -14,14 +14,13 @@ EMBEDDINGS = Node("cross_embeddings_0")
 
 
 def cache_of(prefix: str, layer: int) -> tuple[Node, Node]:
-    """Return the key and the value of a layer, by the names that `cache_names` gives them."""
     return Node(f"{prefix}_key_{layer}"), Node(f"{prefix}_value_{layer}")
 
 
 def attend(
     write: ProgramWriter, layer: int, qkv: Sequence[Node], scale: float, **options: Any
 ) -> Node:
-    """Attend over a layer's own cache; options as for `SelfAttention`."""
+    """Options as for `SelfAttention`."""
     query, key, value = qkv
     call = SelfAttention(query, key, value, *cache_of("past", layer), LENGTHS, scale, **options)
     return write.self_attention(call)
@@ -30,25 +29,19 @@ def attend(
 def attend_shared_cache(
     write: ProgramWriter, layer: int, query: Node, scale: float, **options: Any
 ) -> Node:
-    """Attend at `offsets`, [rows, asked, width], over the cache of an earlier layer.
-
-    Options as for `SharedAttention`.
-    """
+    """Attend at `offsets`, [rows, asked, width]; options as for `SharedAttention`."""
     call = SharedAttention(query, *cache_of("past", layer), LENGTHS, OFFSETS, scale, **options)
     return write.step("shared_attention", *call)
 
 
 def new_positions(write: ProgramWriter, dtype: str = "int64") -> Node:
-    """Return the positions of new tokens, [rows, new]."""
+    """[rows, new]."""
     new = write.step("arange", write.size(TOKENS, 1), dtype=dtype)
     return write.step("add", write.step("unsqueeze", LENGTHS, 1), new)
 
 
 def positions(write: ProgramWriter) -> Node:
-    """Return the positions of new tokens, int64 [rows, new], where rows may be packed.
-
-    A separate operation, like attention: only they know the row of a token.
-    """
+    """Int64 [rows, new]; an operation, like attention, because rows may be packed."""
     return write.step("positions", TOKENS, LENGTHS)
 
 
@@ -65,10 +58,7 @@ def gather_embeddings(write: ProgramWriter, places: Node) -> Node:
 
 
 def select_asked(write: ProgramWriter, hidden: Node) -> Node:
-    """Return the hidden states at `offsets`, [rows, asked, width].
-
-    Only these go through the head, which is as large as many layers.
-    """
+    """Hidden states at `offsets`, [rows, asked, width]: only these go through the large head."""
     return write.step("index_select", hidden, 1, OFFSETS)
 
 
@@ -99,10 +89,7 @@ def project_cross_caches(
     *,
     bias: bool,
 ) -> Mapping[str, Node]:
-    """Project encoded positions [batch, t, width] to keys and values of all decoder layers.
-
-    They are [batch, heads, t, head_dim], by the names of the caches; `shape` is of each projection.
-    """
+    """Return [batch, heads, t, head_dim] of encoded positions [batch, t, width], by cache name."""
     names = [f"decoder.layers.{layer}.cross_attention.key_value" for layer in range(layers)]
     pairs = (write.chunk(write.linear(encoded, name, shape, bias=bias), 2) for name in names)
     return split_heads(write, pairs, heads)
@@ -111,10 +98,7 @@ def project_cross_caches(
 def split_heads(
     write: ProgramWriter, pairs: Iterable[Sequence[Node]], heads: int
 ) -> Mapping[str, Node]:
-    """Return a key and a value of each decoder layer, [batch, t, width], as the cross caches.
-
-    They are [batch, heads, t, head_dim], by the names of the caches.
-    """
+    """Pairs [batch, t, width] to the cross caches [batch, heads, t, head_dim], by name."""
     parts = [
         write.step("contiguous", write.step("transpose", apart, 1, 2))
         for pair in pairs

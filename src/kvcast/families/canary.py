@@ -35,29 +35,17 @@ from kvcast.spec.sizes import (
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryDimensions:
-    """Everything that determines a model's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "canary", "cohere_asr".
-        decoder_heads: number of heads of each of its attentions.
-        target_positions: length of the longest text, with its prompt.
-        before: tokens that precede the language token.
-        activation: of the feed-forward; one of `sizes.ACTIVATIONS`.
-        projected: whether a projection precedes the decoder.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only: "canary", "cohere_asr"
     encoder: Conformer
     vocab_size: int
     width: int
     inner: int
-    decoder_heads: int
+    decoder_heads: int  # number of heads of each of its attentions
     decoder_layers: int
-    target_positions: int
-    before: tuple[int, ...] = ()
-    activation: str = "relu"
-    projected: bool = False
+    target_positions: int  # length of the longest text, with its prompt
+    before: tuple[int, ...] = ()  # tokens that precede the language token
+    activation: str = "relu"  # of the feed-forward; one of `sizes.ACTIVATIONS`
+    projected: bool = False  # whether a projection precedes the decoder
     tied: bool = True
 
     # As `stacks` has them.
@@ -96,7 +84,6 @@ class CanaryDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             rebuilt = {
                 **fields,
@@ -121,7 +108,6 @@ def _programs(dimensions: CanaryDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _encode(write: ProgramWriter, dimensions: CanaryDimensions) -> Program:
-    """Write `encode`: features of inputs of one length to the decoder's cross keys and values."""
     encoded, width = dimensions.encoder.write_encoder(write), dimensions.width
     if dimensions.projected:
         shape = width, dimensions.encoder.width

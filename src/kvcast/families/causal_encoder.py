@@ -40,32 +40,21 @@ _ANGLES = ("encoder.cosines", "encoder.sines")
 
 @dataclass(frozen=True, kw_only=True)
 class CausalEncoder(SoundEncoder):
-    """Everything that determines an encoder's tensor shapes and computation.
-
-    Attributes:
-        inner: inner width of a feed-forward, which has a gate.
-        window: positions that one sees, its own among them.
-        activation: of gates; one of `sizes.ACTIVATIONS`.
-        output: size of an embedding, and inner width of the projector.
-        delay: delay of the text after its audio, in embeddings.
-
-    """
-
     n_mels: int
     width: int
-    inner: int
+    inner: int  # inner width of a feed-forward, which has a gate
     heads: int
     head_dim: int
     layers: int
-    window: int
+    window: int  # positions that one sees, its own among them
     rotary: Rotary
     epsilon: float
-    output: int
-    activation: str = "silu"
+    output: int  # size of an embedding, and inner width of the projector
+    activation: str = "silu"  # of gates; one of `sizes.ACTIVATIONS`
     joined: int = 4
     projector_activation: str = "gelu"
     silence: int = 32
-    delay: int = 6
+    delay: int = 6  # delay of the text after its audio, in embeddings
 
     def __post_init__(self) -> None:
         sizes = {name: vars(self)[name] for name in _SIZES}
@@ -124,7 +113,7 @@ class CausalEncoder(SoundEncoder):
 
     @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
-        """Return tables of angles for all positions of the longest excerpt."""
+        """Tables of angles for all positions of the longest audio."""
         tables = self.rotary.tables(self.joined * self.positions, self.head_dim)
         return dict(zip(_ANGLES, tables, strict=True))
 
@@ -139,14 +128,14 @@ class CausalEncoder(SoundEncoder):
         return self.embedded(write, x)
 
     def angles(self, write: ProgramWriter, places: Node) -> list[Node]:
-        """Return cosines and sines of positions, [t, 1, d / 2]: of every head the same."""
+        """Cosines and sines [t, 1, d / 2], the same for every head."""
         tables = [write.step("index_select", Constant(name), 0, places) for name in _ANGLES]
         return [write.step("unsqueeze", table, 1) for table in tables]
 
     def projected(
         self, write: ProgramWriter, x: Node, i: int, angles: Sequence[Node]
     ) -> tuple[Node, Node, Node]:
-        """Return queries and keys, which are rotated, and values, each [batch, t, heads * d]."""
+        """Rotated queries and keys, and values, each [batch, t, heads * d]."""
         layer, width, mixed = f"encoder.layers.{i}", self.width, self.heads * self.head_dim
         normed = write.rms_norm(x, f"{layer}.attention_norm", width, self.epsilon)
         qkv = write.linear(normed, f"{layer}.attention.qkv", (3 * mixed, width), bias=True)
@@ -176,7 +165,7 @@ class CausalEncoder(SoundEncoder):
         return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
     def embedded(self, write: ProgramWriter, x: Node) -> Node:
-        """Return the embeddings of hidden states, [batch, 1, t / joined, output]."""
+        """[batch, 1, t / joined, output]."""
         output, activation = self.output, self.projector_activation
         normed = write.rms_norm(x, "encoder.norm", self.width, self.epsilon)
         joined = write.step("flatten", write.step("unflatten", normed, 1, [-1, self.joined]), 2, 3)
@@ -186,7 +175,7 @@ class CausalEncoder(SoundEncoder):
         return write.step("unsqueeze", embeddings, 1)
 
     def convolved(self, write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
-        """Convolve [batch, t, channels] with positions before each, zeros at the beginning."""
+        """Convolve [batch, t, channels] with `padding` zeros before the beginning."""
         channels = write.step("transpose", x, 1, 2)
         name, stride = f"encoder.conv{number}", number  # the second halves positions
         shape = self.width, self.n_mels if number == 1 else self.width, _KERNEL
@@ -202,10 +191,7 @@ _SIZES = (
 
 
 def streamed(encoder: CausalEncoder) -> StreamedSource:
-    """Write `listen`, which takes the frames of embeddings [1, n, frames of one * n_mels].
-
-    It returns the last inputs of convolutions, and keys and values of each layer's window.
-    """
+    """Write `listen`, over frames [1, n, frames of one * n_mels] and each layer's window."""
     mixed = encoder.heads * encoder.head_dim
     left = {"frames": (_KERNEL - 1, encoder.n_mels), "halves": (_KERNEL - _HALVED, encoder.width)}
     for i in range(encoder.layers):

@@ -32,26 +32,17 @@ _PROBED = 100  # frames
 
 @dataclass(frozen=True, kw_only=True)
 class Conformer:
-    """Sizes of such an encoder.
-
-    Attributes:
-        kernel: length of a layer's convolution, odd.
-        activation: of feed-forwards and convolutions; one of `sizes.ACTIVATIONS`.
-        scaled: whether the first layer's input is multiplied by the square root of its width.
-
-    """
-
     n_mels: int
     width: int
     inner: int
     heads: int
     layers: int
-    kernel: int
+    kernel: int  # length of a layer's convolution, odd
     channels: int
     halvings: int
     positions: int
-    activation: str = "silu"
-    scaled: bool = False
+    activation: str = "silu"  # of feed-forwards and convolutions; one of `sizes.ACTIVATIONS`
+    scaled: bool = False  # whether the first layer's input is times the root of its width
 
     def __post_init__(self) -> None:
         require_positive(
@@ -75,11 +66,10 @@ class Conformer:
 
     @property
     def features(self) -> Argument:
-        """The argument of `encode`."""
         return Argument(name=FEATURES.name, shape=("batch", "frames", self.n_mels), dtype="float32")
 
     def constants(self) -> dict[str, NDArray[np.generic]]:
-        """Return waves [2, positions, width] of distances behind a position, and ahead of it."""
+        """Waves [2, positions, width] of distances behind a position, and ahead of it."""
         exponents = np.arange(0, self.width, 2, dtype=np.float32) / np.float32(self.width)
         frequencies = 1 / np.float32(10000) ** exponents
         angles = np.arange(self.positions, dtype=np.float32)[:, None] * frequencies
@@ -90,13 +80,13 @@ class Conformer:
     def noise(
         self, count: int, generator: np.random.Generator
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Return inputs of a proof as `encode` takes them: features, and lengths in positions."""
+        """Features, and lengths in positions, for a proof."""
         frames = min(_PROBED, self.most_frames)
         features_btm = generator.normal(size=(count, frames, self.n_mels)).astype(np.float32)
         return features_btm, np.full(count, self.encoded(frames), np.int32)
 
     def write_encoder(self, write: ProgramWriter) -> Node:
-        """Write the encoder: FEATURES to hidden states [batch, t, width]."""
+        """FEATURES to hidden states [batch, t, width]."""
         x, width = self._fewer(write), self.width
         fed_shape, kernel = (self.inner, width), (self.kernel, 1, width)
         if self.scaled:
@@ -127,7 +117,6 @@ class Conformer:
 
     @property
     def _bands(self) -> int:
-        """Bands that are left after the halvings."""
         return self.n_mels >> self.halvings
 
     def _attended(self, write: ProgramWriter, x: Node, name: str, waves: Node) -> Node:
@@ -154,7 +143,6 @@ _LONGEST_KERNEL = 1023
 
 
 def require_kernel(length: int) -> None:
-    """Raise KvcastError for a convolution's length that is even, or larger than any model's."""
     if length % 2 == 0 or length > _LONGEST_KERNEL:
         raise KvcastError(f"a kernel of {length} positions is not possible: odd ones are")
 

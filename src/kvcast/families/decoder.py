@@ -42,7 +42,6 @@ EMBEDDING = "decoder.embedding.weight"
 
 
 def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
-    """Return the layout of the layers' caches, in order."""
     layers = list(map(dimensions.keys_and_values, range(dimensions.layers)))
     return tuple(
         layer if dimensions.mixer(i) == ATTENTION else _other_cache(dimensions, i)
@@ -60,7 +59,6 @@ def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
-    """Write `decode`: new tokens to logits."""
     return decoded(write, embed_tokens(write, TOKENS, dimensions), dimensions)
 
 
@@ -69,7 +67,7 @@ def embed_tokens(write: ProgramWriter, tokens: Node, dimensions: DecoderDimensio
 
 
 def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
-    """Write the rest of `decode`: embeddings of new tokens [rows, new, width] to logits."""
+    """Embeddings of new tokens [rows, new, width] to logits."""
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
     if dimensions.learned_positions:
@@ -87,7 +85,6 @@ def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Pro
 
 
 def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
-    """Send embeddings through all layers; return the hidden states at `offsets`."""
     inputs = _layer_inputs(write, x, dimensions)
     for i in range(dimensions.layers):
         x = _layer(write, x, dimensions, i)
@@ -99,7 +96,6 @@ def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Nod
 
 
 def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> list[Node]:
-    """Return per-layer token embeddings, in addition to `x`; none in most models."""
     width, all_new = dimensions.layer_embedding, dimensions.reading - 1
     if not width:
         return []
@@ -113,12 +109,7 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
 
 
 def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    """Add attention and feed-forward to the hidden state.
-
-    The last layer with a cache, and layers that read other layers' caches, return only the
-    positions that reach the head, [rows, asked, width]: all that later tokens need of other
-    positions is in the caches by then.
-    """
+    """Return, from the last layer with an own cache on, only what reaches the head."""
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
     mixed = _mixed(write, before, dimensions, i)
@@ -153,7 +144,6 @@ def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i:
 def _projected(
     write: ProgramWriter, x: Node, mixed: Node, dimensions: DecoderDimensions, i: int
 ) -> Node:
-    """Add the last product of attention, or of another layer in its place, to the hidden state."""
     layer, width = f"decoder.layers.{i}", dimensions.width
     if dimensions.mixer(i) == ATTENTION:
         size = dimensions.projected(i)[0]
@@ -175,7 +165,6 @@ def _before(write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimens
 def _norm(
     write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions, width: int = 0
 ) -> Node:
-    """Norm hidden states, or others of another width."""
     width = width or dimensions.width
     if dimensions.norm == "rms":
         return write.rms_norm(x, name, width, dimensions.norm_eps)
@@ -227,7 +216,6 @@ def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions
 def _keys_and_values(
     write: ProgramWriter, own: Sequence[Node], dimensions: DecoderDimensions, i: int
 ) -> tuple[Node, Node]:
-    """Return the keys and the values of a layer, normed in models that norm them."""
     key, value = own[0], own[-1]
     if dimensions.query_key_norm:
         name = f"decoder.layers.{i}.attention.key_norm"
@@ -247,7 +235,7 @@ def _limited(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> No
 
 
 def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
-    """Return the rows of a table [positions, width] for the new tokens, [rows, new, width]."""
+    """Rows of a table [positions, width] for the new tokens, [rows, new, width]."""
     rows = write.step("index_select", table, 0, write.step("flatten", positions(write)))
     return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), width])
 
@@ -279,7 +267,7 @@ def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]
 def _inner(
     write: ProgramWriter, before: Node, block: str, size: int, dimensions: DecoderDimensions
 ) -> Node:
-    """Return the inner hidden state of a feed-forward, [..., size]."""
+    """[..., size]."""
     bias, width = dimensions.feed_forward_bias, dimensions.width
     if dimensions.gated:
         gate_up, shape = f"{block}.gate_up", (2 * size, width)
@@ -311,7 +299,6 @@ def _feed_forward_and_experts(
 def _added(
     write: ProgramWriter, x: Node, inner: Node, name: str, size: int, dimensions: DecoderDimensions
 ) -> Node:
-    """Add a block's last product, normed in models that norm it, to its input."""
     block, _, matrix = name.rpartition(".")
     bias = dimensions.out_bias if matrix == "out" else dimensions.feed_forward_bias
     shape = dimensions.width, size
@@ -334,7 +321,7 @@ def constants(
     dimensions: DecoderDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the tables of angles and query factors, and unit weights of norms without weights."""
+    """Tables of angles and query factors, and unit weights of norms without weights."""
     tables: dict[str, NDArray[np.generic]] = {}
     for i, (rotary, size) in enumerate(dimensions.rotary_kinds):
         cosines, sines = rotary.tables(dimensions.max_positions, size)
@@ -355,10 +342,7 @@ def constants(
 
 
 def _probe(dimensions: DecoderDimensions) -> Probe:
-    """Return prompts as long as the longest window of up to 600 positions, if they fit.
-
-    So every step wraps around its ring. Rings of longer windows do not wrap here.
-    """
+    """Prompts as long as the longest window up to 600, so that every step wraps around its ring."""
     windows = [window for window in dimensions.windows if window and window <= _LONGEST_PROMPT]
     most = dimensions.max_positions - PROBE_STEPS
     length = max(min(max(windows, default=_PROMPT), most), 1)

@@ -33,134 +33,70 @@ _OF_LAYERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderDimensions:
-    """All that determines a decoder-only model's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "llama", "mistral", ...
-        inner: inner width of the feed-forward (of one expert).
-        kv_heads: number of key and value heads; `heads` is a multiple.
-        windows: each layer's sliding window, including the query's position; None: full attention.
-        rotary: for layers without a window, and for all layers unless `window_rotary` is given;
-            None: no rotation (Cohere 2).
-        window_rotary: for layers with a window (Gemma 3).
-        unrotated: indices of further layers without rotation (SmolLM 3).
-        learned_positions: whether an embedding of each position is added to tokens' (GPT-2).
-        norm_bias: whether layer norms have biases (all but Cohere's).
-        activation: of the gate, one of `sizes.ACTIVATIONS`; of the inner layer where there is no
-            gate, and then SQUARED, too.
-        gated: whether feed-forwards have a gate (all but StarCoder 2, GPT-2's kin and others).
-        attention_scale: factor on scores.
-        scaled_by_depth: whether that factor is divided by the layer's index, from 1 (some GPT-2).
-        qkv_limit: of queries, keys and values, to which they are clamped before rotation (OLMo); 0:
-            none.
-        qkv_bias: whether query, key and value have biases (Qwen 2).
-        out_bias: whether attention's output projection has a bias (some Llamas).
-        head_bias: whether the head has a bias (Phi).
-        query_key_norm: norm of each head of queries and keys before rotation (Qwen 3, Gemma 3).
-        whole_query_key_norm: whether that norm is over all heads together (OLMo 2).
-        own_query_key_norms: whether that norm has other weights for each head (StableLM, Cohere).
-        pre_norms: norms before attention and feed-forward (all but OLMo 2 and EXAONE 4).
-        post_norms: norms after attention and feed-forward (Gemma 2 and 3, OLMo 2).
-        parallel: whether the feed-forward reads what attention reads, and not its result (Cohere).
-        shared_norm: whether both read one norm, attention's (Cohere; not GPT-NeoX).
-        embedding_scale: factor on embeddings (Gemma: square root of the width).
-        attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
-        logit_softcap: the same, on the model's logits; 0: none.
-        logit_scale: factor on the head's input (Cohere's and Granite's on logits).
-        experts: number of experts in each feed-forward; 0: no mixture.
-        experts_normalised: whether routing weights sum to 1 over a token's experts (Mixtral), not
-            over all (Qwen 2).
-        shared_inner: inner width of an expert that all tokens go through (Qwen 2); 0: none.
-        shared_gated: whether a sigmoid gate scales it (not Granite 4).
-        dense_layers: indices of layers that have one feed-forward instead of experts.
-        expert_bias: whether the router and the experts' matrices have biases (GPT-OSS).
-        expert_inner: inner width of an expert, if layers have experts in addition to a feed-forward
-            (Gemma 4); 0: experts replace it.
-        swiglu_limit: clamp of experts' gates from above and, on both sides, of the up projection,
-            to which 1 is added (GPT-OSS); 0: none.
-        swiglu_alpha: with a limit, factor on gates in their sigmoid.
-        sinks: whether each head has an attention sink: a learned logit in the softmax without a
-            value (GPT-OSS).
-        mixers: each layer's mixer, one of `convolutions.MIXERS`; empty: all are attention.
-        convolution: length of a convolution, its own position included; 0: there is none.
-        delta: sizes of layers with delta nets (Qwen 3.5).
-        state_space: sizes of layers with state spaces (Granite 4).
-        attention_gate: whether attention is multiplied by the sigmoid of a projection (Qwen 3.5).
-        layer_head_dims: size of a head of each layer, where layers differ (Gemma 4).
-        layer_kv_heads: number of key and value heads of each layer, where layers differ.
-        layer_inners: inner width of each layer's feed-forward, where layers differ.
-        sources: for each layer the index of the layer whose cache it reads, itself or an earlier
-            one; empty: its own. Layers that read another's cache come last.
-        keys_as_values: indices of layers whose values are their keys before norm and rotation.
-        value_norm: whether heads of values are normed, without a weight.
-        layer_embedding: width of per-layer token embeddings (Gemma 4); 0: none.
-        layer_scales: whether each layer's result is multiplied by a learned scalar.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only: "llama", "mistral", ...
     vocab_size: int
     width: int
-    inner: int
+    inner: int  # inner width of the feed-forward (of one expert)
     heads: int
-    kv_heads: int
+    kv_heads: int  # number of key and value heads; `heads` is a multiple
     head_dim: int
-    windows: tuple[int | None, ...]
+    windows: tuple[int | None, ...]  # each layer's, the query's position included; None: full
     max_positions: int
-    rotary: Rotary | None
+    rotary: Rotary | None  # without a window, or for all unless `window_rotary`; None: none
     norm_eps: float
-    attention_scale: float
-    scaled_by_depth: bool = False
-    window_rotary: Rotary | None = None
-    unrotated: tuple[int, ...] = ()
-    learned_positions: bool = False
+    attention_scale: float  # factor on scores
+    scaled_by_depth: bool = False  # divided by the layer's index, too, from 1 (some GPT-2)
+    window_rotary: Rotary | None = None  # for layers with a window (Gemma 3)
+    unrotated: tuple[int, ...] = ()  # indices of further layers without rotation (SmolLM 3)
+    learned_positions: bool = False  # added to tokens' embeddings (GPT-2)
     norm: str = "rms"
-    norm_bias: bool = False
-    activation: str = "silu"
-    gated: bool = True
-    qkv_limit: float = 0.0
-    qkv_bias: bool = False
-    out_bias: bool = False
+    norm_bias: bool = False  # whether layer norms have biases (all but Cohere's)
+    activation: str = "silu"  # one of `sizes.ACTIVATIONS`, or SQUARED without a gate
+    gated: bool = True  # all but StarCoder 2, GPT-2's kin and others
+    qkv_limit: float = 0.0  # clamp of queries, keys, values before rotation (OLMo); 0: none
+    qkv_bias: bool = False  # whether query, key and value have biases (Qwen 2)
+    out_bias: bool = False  # whether attention's output projection has a bias (some Llamas)
     feed_forward_bias: bool = False
-    head_bias: bool = False
-    query_key_norm: bool = False
-    whole_query_key_norm: bool = False
-    own_query_key_norms: bool = False
-    pre_norms: bool = True
-    post_norms: bool = False
-    parallel: bool = False
-    shared_norm: bool = False
-    embedding_scale: float = 1.0
-    attention_softcap: float = 0.0
-    logit_softcap: float = 0.0
-    logit_scale: float = 1.0
+    head_bias: bool = False  # whether the head has a bias (Phi)
+    query_key_norm: bool = False  # of each head before rotation (Qwen 3, Gemma 3)
+    whole_query_key_norm: bool = False  # whether that norm is over all heads together (OLMo 2)
+    own_query_key_norms: bool = False  # other weights for each head (StableLM, Cohere)
+    pre_norms: bool = True  # norms before attention and feed-forward (all but OLMo 2 and EXAONE 4)
+    post_norms: bool = False  # norms after attention and feed-forward (Gemma 2 and 3, OLMo 2)
+    parallel: bool = False  # whether the feed-forward reads what attention reads (Cohere)
+    shared_norm: bool = False  # whether both read one norm, attention's (Cohere; not GPT-NeoX)
+    embedding_scale: float = 1.0  # factor on embeddings (Gemma: square root of the width)
+    attention_softcap: float = 0.0  # c in c tanh(x / c), on attention's logits; 0: none
+    logit_softcap: float = 0.0  # the same, on the model's logits; 0: none
+    logit_scale: float = 1.0  # factor on the head's input (Cohere's and Granite's on logits)
     tied: bool = True
-    experts: int = 0
+    experts: int = 0  # number of experts in each feed-forward; 0: no mixture
     experts_per_token: int = 0
-    experts_normalised: bool = True
-    shared_inner: int = 0
-    shared_gated: bool = True
-    dense_layers: tuple[int, ...] = ()
+    experts_normalised: bool = True  # weights sum to 1 over a token's experts (Mixtral)
+    shared_inner: int = 0  # inner width of an expert that all tokens go through (Qwen 2); 0: none
+    shared_gated: bool = True  # whether a sigmoid gate scales it (not Granite 4)
+    dense_layers: tuple[int, ...] = ()  # layers with a feed-forward instead of experts
     dense_inner: int = 0
-    expert_bias: bool = False
-    swiglu_limit: float = 0.0
-    swiglu_alpha: float = 0.0
-    sinks: bool = False
-    expert_inner: int = 0
-    mixers: tuple[str, ...] = ()
-    convolution: int = 0
+    expert_bias: bool = False  # whether the router and the experts' matrices have biases (GPT-OSS)
+    # upper clamp of gates, clamp of both sides of up projections, which get 1 added (GPT-OSS)
+    swiglu_limit: float = 0.0  # 0: none
+    swiglu_alpha: float = 0.0  # with a limit, factor on gates in their sigmoid
+    sinks: bool = False  # learned logit per head in the softmax, without a value (GPT-OSS)
+    expert_inner: int = 0  # of experts in addition to a feed-forward (Gemma 4); 0: in its place
+    mixers: tuple[str, ...] = ()  # each layer's, of `convolutions.MIXERS`; empty: attention
+    convolution: int = 0  # length of a convolution, its own position included; 0: there is none
     convolution_bias: bool = False
-    delta: DeltaNet | None = None
-    state_space: StateSpace | None = None
-    attention_gate: bool = False
-    layer_head_dims: tuple[int, ...] = ()
-    layer_kv_heads: tuple[int, ...] = ()
-    layer_inners: tuple[int, ...] = ()
-    sources: tuple[int, ...] = ()
-    keys_as_values: tuple[int, ...] = ()
-    value_norm: bool = False
-    layer_embedding: int = 0
-    layer_scales: bool = False
+    delta: DeltaNet | None = None  # sizes of layers with delta nets (Qwen 3.5)
+    state_space: StateSpace | None = None  # sizes of layers with state spaces (Granite 4)
+    attention_gate: bool = False  # times the sigmoid of a projection (Qwen 3.5)
+    layer_head_dims: tuple[int, ...] = ()  # where layers differ (Gemma 4)
+    layer_kv_heads: tuple[int, ...] = ()  # where layers differ
+    layer_inners: tuple[int, ...] = ()  # where layers differ
+    sources: tuple[int, ...] = ()  # whose cache each layer reads, last if another's; empty: its own
+    keys_as_values: tuple[int, ...] = ()  # layers whose values are keys before norm, rotation
+    value_norm: bool = False  # whether heads of values are normed, without a weight
+    layer_embedding: int = 0  # width of per-layer token embeddings (Gemma 4); 0: none
+    layer_scales: bool = False  # whether each layer's result is multiplied by a learned scalar
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "width", "inner", "heads", "kv_heads", "head_dim", "max_positions")
@@ -251,19 +187,15 @@ class DecoderDimensions:
         return len(self.windows)
 
     def mixer(self, layer: int) -> str:
-        """Return a layer's mixer, one of `convolutions.MIXERS`."""
         return self.mixers[layer] if self.mixers else ATTENTION
 
     def head_dim_of(self, layer: int) -> int:
-        """Return the size of a head of a layer."""
         return self.layer_head_dims[layer] if self.layer_head_dims else self.head_dim
 
     def kv_heads_of(self, layer: int) -> int:
-        """Return the number of a layer's key and value heads."""
         return self.layer_kv_heads[layer] if self.layer_kv_heads else self.kv_heads
 
     def inner_of(self, layer: int) -> int:
-        """Return the inner width of a layer's feed-forward without experts."""
         return self.layer_inners[layer] if self.layer_inners else self.dense_inner or self.inner
 
     def keys_and_values(self, layer: int) -> KeysAndValues:
@@ -290,12 +222,10 @@ class DecoderDimensions:
         return next(shared, self.layers)
 
     def state(self, layer: int) -> DeltaNet | StateSpace | None:
-        """Return the sizes of a layer's state; None where it has none."""
         states = {DELTA: self.delta, STATE_SPACE: self.state_space}
         return states.get(self.mixer(layer))
 
     def rotary_of(self, layer: int) -> Rotary | None:
-        """Return the rotary embedding of a layer; None where there is none."""
         if layer in self.unrotated:
             return None
         if self.windows[layer] is not None and self.window_rotary is not None:
@@ -304,13 +234,12 @@ class DecoderDimensions:
 
     @cached_property
     def rotary_kinds(self) -> list[tuple[Rotary, int]]:
-        """The layers' rotary embeddings with the sizes of their heads, each once."""
+        """Rotary embeddings with the head sizes of their layers, each once."""
         kinds = [(self.rotary_of(i), self.head_dim_of(i)) for i in range(self.layers)]
         return list(dict.fromkeys((rotary, size) for rotary, size in kinds if rotary is not None))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             rotaries = {name: fields[name] for name in ("rotary", "window_rotary")}
             rebuilt = dict(fields) | {
@@ -334,11 +263,10 @@ def _is_window(window: object) -> bool:
 
 
 def scaled_residuals(*, residual: float, embedding: float, epsilon: float) -> dict[str, float]:
-    """Return the dimensions of a model that multiplies each block's result by `residual` (Granite).
+    """Dimensions of a model that multiplies each block's result by `residual` (Granite).
 
-    Embeddings are divided by it instead, so the hidden state is as much smaller or larger
-    throughout. Norms alone read that, and their epsilon makes up for it. So products still end with
-    their residual.
+    Embeddings are divided by it instead. Only norms read the hidden state, and their epsilon makes
+    up for it, so products still end with their residual.
     """
     if not _LEAST_FACTOR <= residual <= 1 / _LEAST_FACTOR:
         raise KvcastError(f"a factor of {residual} on each block's result is out of range")
@@ -346,10 +274,7 @@ def scaled_residuals(*, residual: float, embedding: float, epsilon: float) -> di
 
 
 def sources_of_types(*, kinds: Sequence[Hashable], shared: int) -> tuple[int, ...]:
-    """Return `sources` of layers of which the last `shared` read other layers' caches (Gemma 4).
-
-    Each reads the cache of the last layer of its kind that has one.
-    """
+    """Return `sources`: the last `shared` layers read the last cache of their kind (Gemma 4)."""
     own = kinds[: len(kinds) - shared]
     if not set(kinds) <= set(own):
         raise KvcastError(f"{shared} layers that share caches leave a kind of layers without any")

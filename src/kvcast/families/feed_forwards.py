@@ -82,7 +82,6 @@ class MixtureSizes(Protocol):
 
 
 def check_mixtures(sizes: MixtureSizes) -> None:
-    """Raise KvcastError for mixtures that are not possible."""
     each, experts, dense = sizes.experts_per_token, sizes.experts, sizes.dense_layers
     if not 0 <= each <= experts or bool(experts) != bool(each):
         raise KvcastError(f"{each} of {experts} experts is not possible")
@@ -108,12 +107,11 @@ def check_mixtures(sizes: MixtureSizes) -> None:
 
 
 def is_mixture(sizes: MixtureSizes, layer: int) -> bool:
-    """Return whether a layer has experts in place of a feed-forward."""
     return bool(sizes.experts) and not sizes.expert_inner and layer not in sizes.dense_layers
 
 
 def has_experts_beside(sizes: MixtureSizes, layer: int) -> bool:
-    """Return whether a layer has experts in addition to its feed-forward."""
+    """Whether a layer has experts in addition to its feed-forward."""
     return bool(sizes.expert_inner) and layer not in sizes.dense_layers
 
 
@@ -124,10 +122,7 @@ def write_mixture(
     sizes: MixtureSizes,
     routed: Node | None = None,
 ) -> Node:
-    """Route tokens [rows, n, width] through their experts.
-
-    `routed`: the router's input; None: the same.
-    """
+    """Route tokens [rows, n, width] to experts; `routed`: the router's input; None: the same."""
     tokens = write.step("flatten", normed, 0, -2)
     read = tokens if routed is None else write.step("flatten", routed, 0, -2)
     experts, width, inner = sizes.experts, sizes.width, sizes.expert_inner or sizes.inner
@@ -155,7 +150,6 @@ def write_mixture(
 def _add_shared_expert(
     write: ProgramWriter, mixed: Node, tokens: Node, block: str, sizes: MixtureSizes
 ) -> Node:
-    """Add the expert that all tokens share, which may be multiplied by a sigmoid of its gate."""
     width, size = sizes.width, sizes.shared_inner
     shape = 2 * size, width
     inner = write.linear(tokens, f"{block}.gate_up", shape, gate=sizes.activation)
@@ -171,10 +165,7 @@ _TABLE, _PROJECTION = "decoder.layer_embedding", "decoder.layer_projection"
 
 
 def embed_for_layers(write: ProgramWriter, x: Node, dimensions: "DecoderDimensions") -> Node:
-    """Return the embeddings of all layers, [rows, new, layers * width], of embeddings `x`.
-
-    They are larger by the root of 2 than Gemma's: a norm follows each layer's part.
-    """
+    """Return [rows, new, layers * width], sqrt(2) larger than Gemma's: a norm follows."""
     width, hidden = dimensions.layer_embedding, dimensions.width
     whole = dimensions.layers * width
     projected = write.linear(x, _PROJECTION, (whole, hidden))
@@ -189,7 +180,6 @@ def embed_for_layers(write: ProgramWriter, x: Node, dimensions: "DecoderDimensio
 def add_layer_embedding(
     write: ProgramWriter, x: Node, part: Node, i: int, dimensions: "DecoderDimensions"
 ) -> Node:
-    """Add layer i's gated part of the per-layer embeddings to its hidden state."""
     layer = f"decoder.layers.{i}.layer_input"
     width, hidden = dimensions.layer_embedding, dimensions.width
     gate = write.linear(x, f"{layer}.gate", (width, hidden), activation=dimensions.activation)

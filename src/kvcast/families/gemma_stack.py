@@ -21,35 +21,23 @@ _SIZES = ("width", "inner", "heads", "kv_heads", "head_dim", "positions")
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaStack:
-    """The encoder or the decoder.
-
-    Attributes:
-        kv_heads: number of heads of keys and values; `heads` is a multiple.
-        windows: each layer's window, the query's position included: in the decoder the last
-            positions, in the encoder half of the others before it and half, rounded up, after it;
-            None: all.
-        window_rotary: angles of layers with windows; None: as in other layers.
-        attention_scale: factor on scores.
-        attention_softcap: c in c tanh(x / c), on attention's logits; 0: none.
-        query_key_norm: norm of each head of queries and keys before rotation (Gemma 3).
-
-    """
-
     width: int
     inner: int
     heads: int
-    kv_heads: int
+    kv_heads: int  # number of heads of keys and values; `heads` is a multiple
     head_dim: int
+    # each layer's window, the query's position included: in the decoder the last positions, in the
+    # encoder half of the others before it and half, rounded up, after it; None: all
     windows: tuple[int | None, ...]
     positions: int
     rotary: Rotary
     norm_eps: float
     activation: str
-    attention_scale: float
-    window_rotary: Rotary | None = None
-    attention_softcap: float = 0.0
+    attention_scale: float  # factor on scores
+    window_rotary: Rotary | None = None  # angles of layers with windows; None: as in other layers
+    attention_softcap: float = 0.0  # c in c tanh(x / c), on attention's logits; 0: none
     attention_bias: bool = False
-    query_key_norm: bool = False
+    query_key_norm: bool = False  # norm of each head of queries and keys before rotation (Gemma 3)
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
@@ -90,21 +78,12 @@ def _is_window(window: object) -> bool:
 
 @dataclass(frozen=True)
 class StackWriter:
-    """Writes the parts that layers of a stack have.
-
-    Attributes:
-        name: prefix of its tensors' names.
-        tables: of each kind of angles, the names of its cosines and sines.
-
-    """
-
     write: ProgramWriter
     stack: GemmaStack
-    name: str
-    tables: Mapping[Rotary, Sequence[str]]
+    name: str  # prefix of its tensors' names
+    tables: Mapping[Rotary, Sequence[str]]  # names of cosines and sines, by kind of angles
 
     def angles(self, layer: int) -> dict[str, Constant]:
-        """Return a layer's tables of cosines and sines, by the names of attention's arguments."""
         tables = map(Constant, self.tables[self.stack.rotary_of(layer)])
         return dict(zip(("cosines", "sines"), tables, strict=True))
 
@@ -131,7 +110,6 @@ class StackWriter:
         return self.write.linear(x, name, shape, bias=self.stack.attention_bias)
 
     def _normed(self, x: Node, name: str) -> Node:
-        """Norm each head, if the stack's queries and keys are normed."""
         if not self.stack.query_key_norm:
             return x
         size = self.stack.head_dim

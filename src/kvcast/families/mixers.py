@@ -25,20 +25,11 @@ _LONGEST_CONVOLUTION, _LARGEST_HEAD = 1024, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class StateSizes:
-    """Sizes of such layers.
-
-    Attributes:
-        value_heads: number of heads of values, and of states; a multiple of `key_heads`.
-        key_dim: size of a head of queries and keys.
-        convolution: length of the convolution, its own position included.
-
-    """
-
     key_heads: int
-    value_heads: int
-    key_dim: int
+    value_heads: int  # number of heads of values, and of states; a multiple of `key_heads`
+    key_dim: int  # size of a head of queries and keys
     value_dim: int
-    convolution: int
+    convolution: int  # length of the convolution, its own position included
 
     def __post_init__(self) -> None:
         names = ("key_heads", "value_heads", "key_dim", "value_dim", "convolution")
@@ -54,7 +45,6 @@ class StateSizes:
 
     @property
     def keys(self) -> int:
-        """Size of a position's keys, and of its queries."""
         return self.key_heads * self.key_dim
 
     @property
@@ -63,11 +53,9 @@ class StateSizes:
 
     @property
     def channels(self) -> int:
-        """Number of convolved channels: queries, keys and values."""
         return 2 * self.keys + self.values
 
     def _of_heads(self, write: ProgramWriter, layer: str, *names: str) -> list[Constant]:
-        """Return tensors with a value for each head of values."""
         return [write.tensor(f"{layer}.{name}", self.value_heads) for name in names]
 
     def cache(self) -> CacheLayers:
@@ -89,11 +77,11 @@ class DeltaNet(StateSizes):
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """Parts of the first projection: convolved channels, gate, shares and steps."""
+        """Convolved channels, gate, shares and steps."""
         return self.channels, self.values, self.value_heads, self.value_heads
 
     def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int, epsilon: float) -> Node:
-        """Mix the positions of layer i, [rows, new, width], before its last projection."""
+        """[rows, new, width], before the last projection."""
         layer = f"decoder.layers.{i}.delta"
         projected = write.linear(normed, f"{layer}.input", (sum(self.projected), width))
         x, gate, share, step = write.split(projected, self.projected)
@@ -114,19 +102,11 @@ _ONES = "state_space_ones"
 
 @dataclass(frozen=True, kw_only=True)
 class StateSpace(StateSizes):
-    """Sizes of such layers.
-
-    Attributes:
-        norm_eps: of the norm of results, grouped by heads of keys.
-        bias: whether the first and the last projection have biases.
-
-    """
-
     products: ClassVar[int] = 2
     """Products of a position with each number of a matrix."""
 
-    norm_eps: float
-    bias: bool = False
+    norm_eps: float  # of the norm of results, grouped by heads of keys
+    bias: bool = False  # whether the first and the last projection have biases
     convolution_bias: bool = True
 
     def __post_init__(self) -> None:
@@ -136,7 +116,7 @@ class StateSpace(StateSizes):
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """Parts of the first projection: convolved channels, gate and steps."""
+        """Convolved channels, gate and steps."""
         return self.channels, self.values, self.value_heads
 
     @property
@@ -148,7 +128,7 @@ class StateSpace(StateSizes):
         return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
 
     def mamba_order(self) -> tuple[list[int], list[int]]:
-        """Return the order of Mamba's channels and of its first projection's rows.
+        """Return the order of channels and of the first projection's rows.
 
         Mamba's order is gate, values, keys, queries, steps; the middle three are convolved.
         """
@@ -162,7 +142,7 @@ class StateSpace(StateSizes):
         return order, [*(values + i for i in order), *range(values), *steps]
 
     def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int) -> Node:
-        """Mix the positions of layer i, [rows, new, width], before its last projection."""
+        """[rows, new, width], before the last projection."""
         layer = f"decoder.layers.{i}.state_space"
         shape = sum(self.projected), width
         projected = write.linear(normed, f"{layer}.in", shape, bias=self.bias)
@@ -230,7 +210,6 @@ class ConvolvingSizes(Protocol):
 
 
 def check_mixers(sizes: ConvolvingSizes) -> None:
-    """Raise KvcastError for dimensions that contradict one another."""
     if len(sizes.mixers) not in (0, len(sizes.windows)):
         raise KvcastError(f"{len(sizes.mixers)} mixers are not one for each layer")
     for mixer, window in zip(sizes.mixers, sizes.windows, strict=False):
@@ -250,14 +229,13 @@ def check_mixers(sizes: ConvolvingSizes) -> None:
 
 
 def inputs_cache(sizes: ConvolvingSizes) -> CacheLayers:
-    """Describe the cache of a layer with a convolution."""
     return CacheLayers(
         kind="inputs", layers=1, heads=1, head_dim=sizes.width, capacity=sizes.convolution
     )
 
 
 def write_convolution(write: ProgramWriter, normed: Node, sizes: ConvolvingSizes, i: int) -> Node:
-    """Mix the positions of a layer, [rows, new, width], before its last projection."""
+    """[rows, new, width], before the last projection."""
     layer, biased, width = f"decoder.layers.{i}.convolution", sizes.convolution_bias, sizes.width
     projected = write.linear(normed, f"{layer}.input", (3 * width, width), bias=biased)
     before, after, x = write.split(projected, [width] * 3)

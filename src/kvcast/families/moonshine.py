@@ -74,44 +74,28 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class MoonshineDimensions:
-    """Everything that determines a model's tensor shapes and computation.
-
-    Attributes:
-        width: size of a hidden state of the decoder.
-        inner: inner width of its feed-forward, which has a gate.
-        encoder_width: size of a hidden state of the encoder.
-        rotary: angles of positions, in the encoder over samples too.
-        target_positions: length of the longest target, including the start token.
-        attention_bias: whether queries, keys and values have biases in the decoder.
-        encoder_attention_bias: the same of the encoder; over frames, outputs have them as well.
-        frame: samples of a frame; 0: the encoder has convolutions over samples.
-        windows: for each layer over frames, how many positions before and after its own a position
-            sees.
-
-    """
-
     vocab_size: int
-    width: int
-    inner: int
+    width: int  # size of a hidden state of the decoder
+    inner: int  # inner width of its feed-forward, which has a gate
     heads: int
     head_dim: int
     decoder_layers: int
-    encoder_width: int
+    encoder_width: int  # size of a hidden state of the encoder
     encoder_inner: int
     encoder_heads: int
     encoder_head_dim: int
     encoder_layers: int
-    rotary: Rotary
+    rotary: Rotary  # angles of positions, in the encoder over samples too
     start_token: int
     source_positions: int
-    target_positions: int
+    target_positions: int  # length of the longest target, including the start token
     activation: str = "silu"
     encoder_activation: str = "gelu"
-    attention_bias: bool = False
-    encoder_attention_bias: bool = False
+    attention_bias: bool = False  # whether queries, keys and values have biases in the decoder
+    encoder_attention_bias: bool = False  # over frames, outputs have biases as well
     tied: bool = True
-    frame: int = 0
-    windows: tuple[tuple[int, int], ...] = ()
+    frame: int = 0  # samples of a frame; 0: the encoder has convolutions over samples
+    windows: tuple[tuple[int, int], ...] = ()  # of layers over frames: positions before and after
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
@@ -162,11 +146,11 @@ class MoonshineDimensions:
 
     @property
     def sees_ahead(self) -> int:
-        """How many positions after its own an encoded position over frames depends on."""
+        """Positions after its own that an encoded position over frames depends on."""
         return sum(after for _, after in self.windows)
 
     def positions_of(self, samples: int) -> int:
-        """Return the number of positions of a recording; at least 1: shorter ones are padded."""
+        """At least 1: shorter recordings are padded."""
         if self.frame:
             return max(1, -(-samples // self.position_samples))
         return positions_over_samples(samples)
@@ -179,7 +163,6 @@ class MoonshineDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**{**fields, "rotary": Rotary(**fields["rotary"])})
         except (KeyError, TypeError) as error:
@@ -187,7 +170,6 @@ class MoonshineDimensions:
 
 
 def positions_over_samples(samples: int) -> int:
-    """Return how many positions convolutions make of a recording, at least 1."""
     return max(1, (samples - REACH) // STRIDE + 1)
 
 
@@ -201,7 +183,6 @@ def _programs(dimensions: MoonshineDimensions) -> Mapping[str, ProgramSignature]
 
 
 def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
-    """Write `decode`: new tokens to logits."""
     scale, bias = dimensions.head_dim**-0.5, dimensions.attention_bias
     width, inner = dimensions.width, dimensions.inner
     query_width = dimensions.heads * dimensions.head_dim
@@ -233,7 +214,7 @@ def _constants(
     dimensions: MoonshineDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return tables of angles, and the biases and gains of norms that have none."""
+    """Tables of angles, and the biases and gains of norms that have none."""
     encoded = 0 if dimensions.frame else dimensions.source_positions
     longest = max(dimensions.target_positions, encoded)
     tables = dict(zip(ANGLES, dimensions.rotary.tables(longest, dimensions.head_dim), strict=True))
@@ -250,7 +231,7 @@ def _constants(
 def source_of(
     dimensions: MoonshineDimensions, sounds: Sequence[NDArray[np.float32]]
 ) -> tuple[NDArray[Any], ...]:
-    """Return recordings as `encode` takes them, which ends with the number of positions of each."""
+    """Return `encode`'s arguments: samples, and the number of positions of each recording."""
     lengths_b = np.array([dimensions.positions_of(len(sound)) for sound in sounds], np.int32)
     longest = int(lengths_b.max())
     samples_bn = np.zeros((len(sounds), dimensions.padded_samples(longest)), np.float32)

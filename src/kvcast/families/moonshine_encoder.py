@@ -37,12 +37,11 @@ _ALL = 1 << 62
 
 
 def normed_frames(samples: int) -> int:
-    """Return how many results of the first convolution over samples a recording has."""
+    """Results of the first convolution over samples."""
     return (max(samples, REACH) - _LENGTHS[0]) // _STRIDES[0] + 1
 
 
 def sources(dimensions: "MoonshineDimensions") -> Sequence[Argument]:
-    """Return the arguments of `encode` that `decode` does not take."""
     if dimensions.frame:
         shape = ("batch", "source", dimensions.position_samples)
         return [Argument(name="samples", shape=shape, dtype="float32")]
@@ -53,10 +52,7 @@ def sources(dimensions: "MoonshineDimensions") -> Sequence[Argument]:
 
 
 def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
-    """Write `encode`: samples to the decoder's cross keys and values.
-
-    They are [batch, samples], or [batch, positions, samples of one] of an encoder over frames.
-    """
+    """Write `encode`, over [batch, samples] or frames [batch, positions, samples of one]."""
     if dimensions.frame:
         x = _framed(write, dimensions)
         for number in (1, 2):
@@ -76,7 +72,7 @@ def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
 
 
 def _convolved(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
-    """Convolve samples [batch, samples] to [batch, positions, width]."""
+    """[batch, samples] to [batch, positions, width]."""
     width = dimensions.encoder_width
     first, second, third = _STRIDES
     shape = width, 1, _LENGTHS[0]
@@ -93,7 +89,7 @@ def _convolved(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
 
 
 def _framed(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
-    """Project samples [batch, positions, of one] to frames [batch, 4 * positions, width]."""
+    """[batch, positions, samples of one] to frames [batch, 4 * positions, width]."""
     frames = write.step("unflatten", _SAMPLES, 2, [FRAMES_EACH, dimensions.frame])
     gain, bias = Constant("frame_gain"), Constant("frame_bias")
     flat = write.step("flatten", frames, 1, 2)
@@ -152,7 +148,6 @@ def _continued(
     lengths: Node | None = None,
     following: int = 0,
 ) -> Node:
-    """Attend within windows of the hidden states x, and return the next layer's."""
     heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
     window = dimensions.windows[layer]
     mixed = write.step("window_attention", *qkv, heads, scale, *window, lengths, following)
@@ -175,7 +170,6 @@ def _mixed(
 def _crossed(
     write: ProgramWriter, x: Node, positions: Node | None, dimensions: "MoonshineDimensions"
 ) -> Mapping[str, Node]:
-    """Norm and place the encoded positions, and return the decoder's cross keys and values."""
     width, encoded = dimensions.width, dimensions.encoder_width
     x = normed_by(write, x, "encoder.norm", encoded)
     if positions is not None:
@@ -194,10 +188,7 @@ def normed_by(write: ProgramWriter, x: Node, name: str, width: int) -> Node:
 
 
 def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
-    """Return the state of `listen`: of each part, positions at the beginning, and width.
-
-    At the beginning convolutions are padded with zeros, and windows are empty.
-    """
+    """State of `listen`: [positions, width] of each part; zeros for convolutions, empty windows."""
     width = dimensions.encoder_width
     mixed = dimensions.encoder_heads * dimensions.encoder_head_dim
     parts = {"first_frames": (_BEFORE, width), "second_frames": (_BEFORE, 2 * width)}
@@ -208,7 +199,6 @@ def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
 
 
 def streamed(dimensions: "MoonshineDimensions") -> StreamedSource:
-    """Write `listen` and `finish` over frames."""
     parts = _left(dimensions)
     windows = [name for name in parts if not name.endswith("_frames")]
     writers = {
@@ -249,7 +239,7 @@ def _listen(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
 
 
 def _finish(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
-    """Write `finish`: the windows of what is pending end with the recording."""
+    """Write `finish`: the pending positions' windows end with the recording."""
     x: Node | None = None  # there are none before the first layer that looks ahead
     for i, (_, after) in enumerate(dimensions.windows):
         keys, values = Node(f"key_{i}"), Node(f"value_{i}")

@@ -49,26 +49,15 @@ _STATE = Node("past_state_0")
 
 @dataclass(frozen=True, kw_only=True)
 class ParakeetDimensions:
-    """Everything that determines a model's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "parakeet_tdt", ...
-        prediction_layers: number of LSTM layers over the tokens so far; 0: CTC.
-        activation: of the sum of both networks; one of `sizes.ACTIVATIONS`.
-        durations: frames that a token may advance, whose logits follow the tokens'; empty: a blank
-            advances one frame and others none.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only: "parakeet_tdt", ...
     encoder: Conformer
     tokens: int
     blank: int
     width: int
     vocab_size: int
-    prediction_layers: int = 0
-    activation: str = "relu"
-    durations: tuple[int, ...] = ()
+    prediction_layers: int = 0  # number of LSTM layers over the tokens so far; 0: CTC
+    activation: str = "relu"  # of the sum of both networks; one of `sizes.ACTIVATIONS`
+    durations: tuple[int, ...] = ()  # frames that a token advances; empty: 1 after a blank
     most_symbols: int = 10
 
     def __post_init__(self) -> None:
@@ -92,7 +81,6 @@ class ParakeetDimensions:
 
     @property
     def head_dim(self) -> int:
-        """Size of an encoded position, as a head size."""
         return self.width
 
     @property
@@ -101,7 +89,6 @@ class ParakeetDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             rebuilt = {
                 **fields,
@@ -136,7 +123,6 @@ def _programs(dimensions: ParakeetDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
-    """Write `encode`: features of inputs of one length to encoded positions."""
     encoded = dimensions.encoder.write_encoder(write)
     if dimensions.prediction_layers:
         shape = dimensions.width, dimensions.encoder.width
@@ -145,7 +131,6 @@ def _encode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
 
 
 def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
-    """Write `decode`: one packed token and frame for each row to logits."""
     position = write.step("floor_divide", TOKENS, dimensions.tokens)
     token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
     x = write.step("flatten", gather_embeddings(write, position), 0, 1)
@@ -159,7 +144,7 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
 
 
 def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
-    """Return the prediction network's output [rows, width], and update states."""
+    """[rows, width]; updates the states."""
     layers, width = dimensions.prediction_layers, dimensions.width
     has_begun = write.step("unsqueeze", write.step("ge", LENGTHS, 1), 1)
     held = write.step("where", has_begun, write.step("flatten", _STATE, 1, 3), 0.0)
@@ -181,7 +166,7 @@ def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions
 def _remembered(
     write: ProgramWriter, x: Node, before: Sequence[Node], name: str, width: int
 ) -> tuple[Node, Node]:
-    """Return the output and the cell of an LSTM layer, from the previous ones."""
+    """Output and cell of an LSTM layer, from the previous ones."""
     output, cell = before
     both = write.step("cat", [x, output], -1)
     gates = write.linear(both, name, (4 * width, 2 * width), bias=True)

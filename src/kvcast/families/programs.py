@@ -33,7 +33,7 @@ _CAPACITIES = {**_ATTENDED, "inputs": "inputs", "state": "inputs"}
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """A tensor that a program takes; `example` are values that it may have, zeros if empty."""
+    """An input tensor of a program; `example`: values that it may have, zeros if empty."""
 
     name: str
     shape: Shape
@@ -51,10 +51,7 @@ LENGTHS_OF_SOURCES = Argument(name=SOURCE_LENGTHS, shape=("batch",), dtype="int3
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArgument:
-    """A key and a value for each layer, or other `parts`; a shape for each tensor.
-
-    `dtype` is of keys and values.
-    """
+    """A key and a value for each layer, or other `parts`; `dtype` is of keys and values."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -149,17 +146,14 @@ class CacheLayers:
 
     @property
     def sizes(self) -> tuple[tuple[int, int | None, int], ...]:
-        """Heads, positions and size of a head of each of a layer's tensors.
-
-        Positions are None if the runtime chooses the capacity.
-        """
+        """Heads, positions (None: the runtime's choice) and head_dim of each tensor of a layer."""
         if self.kind != "state":
             return ((self.heads, None, self.head_dim),) * len(self.parts)
         state = self.heads, self.capacity, self.head_dim
         return ((1, None, self.channels), state) if self.length else (state,)
 
     def of_dtype(self, dtype: str) -> Self:
-        """Return the layers with keys and values in a dtype; others are unchanged."""
+        """Keys and values in this dtype; other caches are unchanged."""
         return self if self.kind in _PARTS else replace(self, dtype=dtype)
 
 
@@ -168,10 +162,7 @@ def decode_program(
     results: Sequence[str],
     *inputs: Argument | CacheArgument,
 ) -> ProgramSignature:
-    """Return a program that appends tokens to self caches and gives `results` and the caches.
-
-    `inputs` are its other arguments.
-    """
+    """Describe a program that appends tokens to self caches, and returns `results` and these."""
     each = [layers for layers in caches for _ in range(layers.layers)]
     shapes = tuple(
         ("rows", heads, positions or _CAPACITIES[layers.kind], size)
@@ -195,16 +186,12 @@ def decode_program(
 
 
 def encode_program(cross: CacheLayers, *inputs: Argument) -> ProgramSignature:
-    """Return a program that gives the cross caches of every layer of the decoder.
-
-    Or embeddings, which the decoder reads before its layers.
-    """
+    """Describe a program that returns cross caches, or embeddings for the decoder."""
     names = _part_names("cross", (cross.parts,) * cross.layers)
     return ProgramSignature(arguments=inputs, outputs=tuple(names))
 
 
 def cross_argument(cross: CacheLayers, positions: int | str) -> CacheArgument:
-    """Return the cross caches that `decode` reads, of sources of that many positions."""
     shape = ("batch", cross.heads, positions, cross.head_dim)
     parts = (cross.parts,) * cross.layers
     shapes = (shape,) * (len(cross.parts) * cross.layers)
@@ -223,19 +210,14 @@ class StreamedSource:
     `listen` takes "samples", the count of positions "done" and its previous state by name, and
     returns cross keys and values that later audio cannot change, and its new state, named NEXT and
     the name. `finish` takes the same without samples, and returns the last positions.
-
-    Attributes:
-        programs: `listen` and `finish`.
-        left: of each part of the state of `listen`, its initial shape, [positions, width].
-
     """
 
-    programs: Mapping[str, Program]
-    left: Mapping[str, tuple[int, int]]
+    programs: Mapping[str, Program]  # `listen` and `finish`
+    left: Mapping[str, tuple[int, int]]  # initial shapes of `listen`'s state [positions, width]
 
 
 def empty_caches(caches: Sequence[CacheLayers], positions: int) -> dict[str, NDArray[np.float32]]:
-    """Return self-attention caches of one row, by the names of `decode`'s inputs."""
+    """Self-attention caches of one row, by the names of `decode`'s inputs."""
     each = [layers for layers in caches if layers.kind not in ENCODED for _ in range(layers.layers)]
     names = _part_names("past", [layers.parts for layers in each])
     sizes = [
@@ -247,7 +229,6 @@ def empty_caches(caches: Sequence[CacheLayers], positions: int) -> dict[str, NDA
 
 
 def _read(layers: CacheLayers) -> int:
-    """Return how many positions a convolution reads, its own included; 0 for attention."""
     return layers.capacity if layers.kind == "inputs" else layers.length
 
 
@@ -266,23 +247,13 @@ _DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class KeysAndValues:
-    """Keys and values of a layer.
-
-    Attributes:
-        window: the sliding window, the query's position included; None: full attention.
-        source: index of an earlier layer whose cache is read instead; None: the layer has its own.
-
-    """
-
     heads: int
     head_dim: int
-    window: int | None
-    source: int | None = None
+    window: int | None  # the sliding window, the query's position included; None: full attention
+    source: int | None = None  # earlier layer whose cache is read instead; None: its own
 
 
 class EncoderDecoderSizes(Protocol):
-    """The dimensions of a model with an encoder that determine its caches."""
-
     @property
     def decoder_layers(self) -> int:
         """Number of layers of the decoder."""
@@ -305,11 +276,7 @@ class EncoderDecoderSizes(Protocol):
 
 
 def self_caches(layers: Sequence[KeysAndValues], max_positions: int) -> tuple[CacheLayers, ...]:
-    """Describe self-attention caches, one entry for each layer that has its own, in order.
-
-    A ring's capacity is its window, the smallest possible. A cache that later layers read is
-    linear: in a ring a chunk has evicted positions that these layers' queries attend to.
-    """
+    """Describe caches of layers that have one: rings of the smallest size, linear if shared."""
     read = {layer.source for layer in layers}
     return tuple(
         CacheLayers(
@@ -325,7 +292,6 @@ def self_caches(layers: Sequence[KeysAndValues], max_positions: int) -> tuple[Ca
 
 
 def self_and_cross_caches(dimensions: EncoderDecoderSizes) -> tuple[CacheLayers, ...]:
-    """Describe the self caches and the cross caches of a decoder over encoded sources."""
     capacities = {"linear": dimensions.target_positions, "cross": dimensions.source_positions}
     return tuple(
         CacheLayers(
@@ -340,5 +306,4 @@ def self_and_cross_caches(dimensions: EncoderDecoderSizes) -> tuple[CacheLayers,
 
 
 def embeddings_cache(positions: int, width: int) -> CacheLayers:
-    """Describe the embeddings that `encode` returns for a decoder without cross-attention."""
     return CacheLayers(kind="embeddings", layers=1, heads=1, head_dim=width, capacity=positions)

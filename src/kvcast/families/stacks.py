@@ -97,7 +97,6 @@ class DecoderSizes(StackSizes, Protocol):
 
 
 def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
-    """Write `decode`: new target tokens to logits."""
     block, scale = Block(write, dimensions, dimensions.decoder_inner), dimensions.head_dim**-0.5
     width, vocab = dimensions.width, dimensions.vocab_size
     places = dimensions.target_positions, new_positions(write)
@@ -118,8 +117,6 @@ def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
 
 @dataclass(frozen=True)
 class Block:
-    """Writes the parts of a stack whose feed-forwards have an inner width."""
-
     write: ProgramWriter
     dimensions: StackSizes
     inner: int
@@ -127,7 +124,6 @@ class Block:
     def embedded(
         self, table: str, vocab_size: int, tokens: Node, longest: int, positions: Node, stack: str
     ) -> Node:
-        """Embed tokens of a vocabulary at positions below `longest`."""
         write, width = self.write, self.dimensions.width
         x = write.embedding(table, tokens, (vocab_size, width))
         if self.dimensions.embedding_scale != 1:
@@ -148,7 +144,6 @@ class Block:
         )
 
     def mixed(self, x: Node, mixed: Node, name: str) -> Node:
-        """Add the projected result of attention to x."""
         width = self.dimensions.width
         out = self.write.linear(mixed, f"{name}.out", (width, width), bias=True, residual=x)
         return self.after(out, name)
@@ -185,8 +180,6 @@ PROBED = 40
 
 
 class SourceSizes(EncoderDecoderSizes, Protocol):
-    """The dimensions of such a model that determine its programs' arguments and its texts."""
-
     @property
     def vocab_size(self) -> int:
         """Vocabulary size."""
@@ -197,7 +190,6 @@ class SourceSizes(EncoderDecoderSizes, Protocol):
 
 
 def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
-    """Return the signatures of `encode` and `decode`."""
     own, cross = self_and_cross_caches(dimensions)
     source = Argument(name="source", shape=("batch", "source"), dtype="int64")
     read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
@@ -208,7 +200,7 @@ def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
 
 
 def source_probe(dimensions: SourceSizes, tokens: int, longest: int) -> Probe:
-    """Return two sources of different lengths, of a vocabulary of `tokens` ids."""
+    """Two sources of different lengths, of a vocabulary of `tokens` ids."""
     generator = np.random.default_rng(0)
     lengths_b = np.array([longest, max(1, longest // 2)], np.int32)
     source_bt = generator.integers(0, tokens, (len(lengths_b), longest))

@@ -64,43 +64,26 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class T5Dimensions:
-    """All that determines a T5's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "t5", "mt5", ...
-        heads: number of heads of every attention; heads * head_dim may differ from the width.
-        buckets: number of buckets of relative positions; the encoder has half per direction.
-        max_distance: from this distance on, all share a bucket.
-        activation: of the feed-forward, or of its gate; one of ACTIVATIONS.
-        gated: whether the feed-forward has a gate (1.1 and later).
-        tied: whether the head is the embedding (1.0).
-        logit_scale: factor on the head's input (1.0: width ** -0.5).
-        layer_bias: whether each layer has its own table of relative positions (UMT5).
-        cross_bias: whether cross-attention has the decoder's position bias too (bert4keras).
-        target_positions: length of the longest target, including the start token.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only: "t5", "mt5", ...
     vocab_size: int
     width: int
     inner: int
-    heads: int
+    heads: int  # number of heads of every attention; heads * head_dim may differ from the width
     head_dim: int
     encoder_layers: int
     decoder_layers: int
-    buckets: int = 32
-    max_distance: int = 128
-    activation: str = "relu"
-    gated: bool = False
-    tied: bool = True
-    logit_scale: float = 1.0
+    buckets: int = 32  # number of buckets of relative positions; the encoder has half per direction
+    max_distance: int = 128  # from this distance on, all share a bucket
+    activation: str = "relu"  # of the feed-forward, or of its gate; one of ACTIVATIONS
+    gated: bool = False  # whether the feed-forward has a gate (1.1 and later)
+    tied: bool = True  # whether the head is the embedding (1.0)
+    logit_scale: float = 1.0  # factor on the head's input (1.0: width ** -0.5)
     norm_eps: float = 1e-6
-    layer_bias: bool = False
-    cross_bias: bool = False
+    layer_bias: bool = False  # whether each layer has its own table of relative positions (UMT5)
+    cross_bias: bool = False  # cross-attention has the decoder's position bias, too (bert4keras)
     start_token: int = 0
     source_positions: int = POSITIONS
-    target_positions: int = POSITIONS
+    target_positions: int = POSITIONS  # length of the longest target, including the start token
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
@@ -121,7 +104,6 @@ class T5Dimensions:
 
     @property
     def mixed(self) -> int:
-        """Size of all heads of a position."""
         return self.heads * self.head_dim
 
     @property
@@ -130,7 +112,6 @@ class T5Dimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**fields)
         except TypeError as error:
@@ -138,7 +119,7 @@ class T5Dimensions:
 
 
 def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
-    """Return the parts of a stack that have a table of relative positions."""
+    """Parts of a stack that have a table of relative positions."""
     decodes = stack == "decoder"
     layers = dimensions.decoder_layers if decodes else dimensions.encoder_layers
     if not dimensions.layer_bias:
@@ -147,7 +128,6 @@ def _tables(dimensions: T5Dimensions, stack: str) -> list[str]:
 
 
 def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
-    """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     count = write.size(SOURCE, 1)
     positions = write.step("unsqueeze", write.step("arange", count, dtype="int64"), 0)
     biases = _biases(write, "encoder", positions, [1, count, count], dimensions)
@@ -166,7 +146,6 @@ def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
 
 
 def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
-    """Write `decode`: new target tokens to logits."""
     positions = new_positions(write)
     sizes = [write.size(LENGTHS, 0), write.size(TOKENS, 1)]
     capacity, source = (write.size(cache_of(kind, 0)[0], 2) for kind in ("past", "cross"))
@@ -234,10 +213,7 @@ def _bias(
     sizes: Sequence[int | Node],
     dimensions: T5Dimensions,
 ) -> Node:
-    """Return the biases [rows, heads, queries, keys] of queries at positions [rows, queries].
-
-    `sizes` are rows, queries and keys, which are at positions 0, 1, 2, ...
-    """
+    """Return biases [rows, heads, queries, keys]; `sizes` are rows, queries and keys."""
     keys, farthest = write.step("arange", sizes[-1], dtype="int64"), _farthest(dimensions)
     distances = write.step("sub", keys, write.step("unsqueeze", positions, 2))
     index = write.step("add", write.step("clamp", distances, -farthest, farthest), farthest)
@@ -256,7 +232,7 @@ def _farthest(dimensions: T5Dimensions) -> int:
 def _constants(
     dimensions: T5Dimensions, tensors: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the biases [heads, distances] of distances from -farthest to farthest."""
+    """Biases [heads, distances] of distances from -farthest to farthest."""
     farthest = _farthest(dimensions)
     distances = np.arange(-farthest, farthest + 1)
     tables = {}

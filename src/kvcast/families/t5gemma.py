@@ -49,28 +49,17 @@ _ANGLES = ("cosines", "sines")
 
 @dataclass(frozen=True, kw_only=True)
 class T5GemmaDimensions:
-    """All that determines a T5Gemma's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only.
-        logit_softcap: c in c tanh(x / c), on the model's logits; 0: none.
-        merged: whether a layer of the decoder attends to target and source at once (T5Gemma 2).
-        eoi_token: the end-of-image token, whose embedding is a separate tensor, not scaled; None:
-            there is no such tensor.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only
     vocab_size: int
     source_vocab_size: int
     encoder: GemmaStack
     decoder: GemmaStack
     start_token: int
-    logit_softcap: float = 0.0
+    logit_softcap: float = 0.0  # c in c tanh(x / c), on the model's logits; 0: none
     tied: bool = True
-    merged: bool = False
+    merged: bool = False  # a decoder layer attends to target and source at once (T5Gemma 2)
     one_embedding: bool = False
-    eoi_token: int | None = None
+    eoi_token: int | None = None  # end of image, with an own, unscaled embedding; None: none
 
     def __post_init__(self) -> None:
         require_positive(vocab_size=self.vocab_size, source_vocab_size=self.source_vocab_size)
@@ -107,12 +96,11 @@ class T5GemmaDimensions:
 
     @property
     def target_positions(self) -> int:
-        """Length of the longest target, including the start token."""
         return self.decoder.positions
 
     @property
     def stacks(self) -> Mapping[str, GemmaStack]:
-        """Both stacks, by the names that their tensors begin with."""
+        """By the names that their tensors begin with."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     @property
@@ -123,7 +111,6 @@ class T5GemmaDimensions:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             return cls(**{**fields, **{name: _stack(fields[name]) for name in _STACKS}})
         except (TypeError, KeyError) as error:
@@ -137,7 +124,6 @@ def _stack(fields: Mapping[str, Any]) -> GemmaStack:
 
 
 def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
-    """Write `encode`: source tokens [batch, t] to the decoder's cross keys and values."""
     stack = dimensions.encoder
     block = _writer(write, dimensions, "encoder")
     x = _embedded(write, dimensions, "encoder", SOURCE)
@@ -166,7 +152,6 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
 
 
 def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
-    """Write `decode`: new target tokens to logits."""
     block = _writer(write, dimensions, "decoder")
     attends = _attends_to_both if dimensions.merged else _attends_to_each
     x = _embedded(write, dimensions, "decoder", TOKENS)
@@ -209,7 +194,6 @@ def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
 
 
 def _embedded(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str, tokens: Node) -> Node:
-    """Embed tokens of a stack, [..., width]."""
     owner = name if name in dimensions.tables else "decoder"
     width = dimensions.stacks[name].width
     x = write.embedding(f"{owner}.embedding.weight", tokens, (dimensions.tables[owner], width))
@@ -231,7 +215,7 @@ def _writer(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str) -> S
 
 
 def _kinds_of_angles(dimensions: T5GemmaDimensions) -> Sequence[tuple[Rotary, int, int]]:
-    """Return the angles of layers with their positions and sizes of heads, each once."""
+    """Angles of layers with their positions and head sizes, each once."""
     kinds = [
         (stack.rotary_of(i), stack.positions, stack.head_dim)
         for stack in dimensions.stacks.values()

@@ -34,13 +34,12 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(name: str) -> Family:
-    """Return a family by the name that checkpoints and manifests give; KvcastError if unknown."""
+    """KvcastError for an unknown name."""
     if name not in FAMILIES:
         raise KvcastError(f"this kvcast knows no {name} models: update it, or export again")
     return FAMILIES[name]
 
 
 def family_with(dimensions: Any) -> Family:
-    """Return the family of a model with these dimensions."""
     kind = type(dimensions)
     return next(family for family in FAMILIES.values() if family.dimensions is kind)

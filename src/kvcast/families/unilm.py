@@ -60,32 +60,19 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class UnilmDimensions:
-    """All that determines a UniLM's tensor shapes and computation.
-
-    Attributes:
-        architecture: the checkpoint's name for it, for people only: "roformer", "bert", ...
-        segments: number of segments, 2 or more: 0 is the source, 1 the target.
-        embedding_width: size of an embedding; if it is not the width, it is projected.
-        max_positions: length of the longest sequence, source and target together.
-        rotary: for queries and keys (RoFormer); None: learned positions (BERT, SimBERT).
-        activation: of the feed-forward and the head, one of ACTIVATIONS.
-        pooled: whether there is a pooler, a matrix over the first token's hidden state.
-
-    """
-
-    architecture: str
+    architecture: str  # the checkpoint's name for it, for people only: "roformer", "bert", ...
     vocab_size: int
-    segments: int
+    segments: int  # number of segments, 2 or more: 0 is the source, 1 the target
     width: int
-    embedding_width: int
+    embedding_width: int  # size of an embedding; if it is not the width, it is projected
     inner: int
     heads: int
     layers: int
-    max_positions: int
-    rotary: Rotary | None
-    activation: str = "gelu"
+    max_positions: int  # length of the longest sequence, source and target together
+    rotary: Rotary | None  # of queries and keys (RoFormer); None: learned positions (BERT)
+    activation: str = "gelu"  # of the feed-forward and the head, one of ACTIVATIONS
     norm_eps: float = 1e-12
-    pooled: bool = False
+    pooled: bool = False  # whether there is a pooler, a matrix over the first token's hidden state
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
@@ -108,12 +95,10 @@ class UnilmDimensions:
 
     @property
     def windows(self) -> tuple[None, ...]:
-        """One None per layer: every layer sees all positions."""
         return (None,) * self.layers
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         try:
             rotary = fields["rotary"]
             return cls(**{**fields, "rotary": None if rotary is None else Rotary(**rotary)})
@@ -135,16 +120,12 @@ def _programs(dimensions: UnilmDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _pool(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
-    """Write `pool`: first tokens' hidden states to vectors of their sources."""
     square = dimensions.width, dimensions.width
     return write.program(pooled=write.linear(Node("hidden"), "pooler", square, bias=True))
 
 
 def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
-    """Write `decode`: new tokens to logits and the hidden states that they come from.
-
-    The first tokens of an empty row are its whole source, everything later is target.
-    """
+    """Write `decode`: an empty row's first tokens are its whole source, all later ones target."""
     positions = new_positions(write, "int32")
     empty = write.step("eq", LENGTHS, 0)
     # The cached positions of other rows all count as source: a target position sees them all.
@@ -160,7 +141,7 @@ def _whole(dimensions: UnilmDimensions) -> Program:
 def _prefixed(
     write: ProgramWriter, dimensions: UnilmDimensions, positions: Node, sources: Node
 ) -> Program:
-    """Write a program over new tokens at these positions, of rows with sources of these lengths."""
+    """Write a program over new tokens at positions, of rows with sources of these lengths."""
     epsilon, width, embedded = dimensions.norm_eps, dimensions.width, dimensions.embedding_width
     vocab = dimensions.vocab_size
     sources = write.step("unsqueeze", sources, 1)
@@ -187,10 +168,7 @@ def _prefixed(
 
 
 def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
-    """Return the mask [rows, 1, new, capacity], added to attention's products.
-
-    A position sees the whole source, and everything up to itself.
-    """
+    """Mask [rows, 1, new, capacity]: a position sees the whole source, and all up to itself."""
     seen = write.step("maximum", sources, write.step("add", positions, 1))
     slots = write.step("arange", write.size(cache_of("past", 0)[1], 2), dtype="int32")
     visible = write.step("lt", slots, write.step("unsqueeze", seen, 2))
@@ -198,7 +176,6 @@ def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
 
 
 def _layer(write: ProgramWriter, x: Node, i: int, bias: Node, dimensions: UnilmDimensions) -> Node:
-    """Attention and feed-forward, each added to its input, and the sum normed."""
     layer, size, epsilon = f"layers.{i}", dimensions.head_dim, dimensions.norm_eps
     width, inner = dimensions.width, dimensions.inner
     projected = write.linear(x, f"{layer}.attention.qkv", (3 * width, width), bias=True)

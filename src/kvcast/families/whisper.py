@@ -44,11 +44,9 @@ Heads = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperDimensions:
-    """Sizes that determine all tensor shapes of a Whisper model, and its alignment heads.
+    """`alignment_heads`: heads whose cross-attention follows the speech, for word timestamps.
 
-    `alignment_heads` are the heads whose cross-attention follows the speech, which words are placed
-    in time by. Where none are given they are, as in openai-whisper, all heads of the upper half of
-    the decoder's layers.
+    By default, as in openai-whisper, all heads of the upper half of the decoder's layers.
     """
 
     n_mels: int
@@ -78,7 +76,7 @@ class WhisperDimensions:
 
     @property
     def has_known_heads(self) -> bool:
-        """Whether its alignment heads were found by looking at it, or at a model like it."""
+        """Whether its alignment heads were selected for it, or for a model like it."""
         return self.alignment_heads != self._upper_half()
 
     def _check_alignment_heads(self) -> None:
@@ -97,12 +95,11 @@ class WhisperDimensions:
 
     @property
     def is_multilingual(self) -> bool:
-        """Whether it is multilingual: English-only vocabularies have at most 51,864 entries."""
+        """English-only vocabularies have at most 51,864 entries."""
         return self.vocab_size >= 51865
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Rebuild from `asdict`'s output; raises KvcastError for missing or unknown fields."""
         heads = head_pairs(fields.get("alignment_heads"))
         if not heads:
             raise KvcastError("not the dimensions of a Whisper model: no alignment_heads")
@@ -113,7 +110,7 @@ class WhisperDimensions:
 
 
 def head_pairs(listed: object) -> Heads:
-    """Return [layer, head] pairs as JSON has them as tuples; KvcastError for anything else."""
+    """JSON's [layer, head] pairs as tuples; KvcastError for anything else."""
     pairs = []
     for item in listed if isinstance(listed, list | tuple) else [listed]:
         if not isinstance(item, list | tuple) or [type(number) for number in item] != [int, int]:
@@ -136,7 +133,6 @@ def _programs(dimensions: WhisperDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
-    """Write `encode`: features [batch, mels, frames] to the decoder's cross keys and values."""
     heads, d = dimensions.encoder_heads, dimensions.d_model
     scale, square = (d // heads) ** -0.5, (d, d)
     x, shape = Node("features"), (d, dimensions.n_mels, _KERNEL)
@@ -157,7 +153,7 @@ def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
 
 
 def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
-    """Write `decode`: new tokens to logits and alignment heads' queries [rows, new, h * d]."""
+    """Write `decode`, which also returns the alignment heads' queries [rows, new, h * d]."""
     scale, d = dimensions.head_dim**-0.5, dimensions.d_model
     square, vocab = (d, d), (dimensions.vocab_size, d)
     places = dimensions.target_positions, d
@@ -202,7 +198,7 @@ def _constants(
     dimensions: WhisperDimensions,
     tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the channels of the alignment heads in the aligned layers' queries side by side."""
+    """Return the channels of alignment heads in the aligned layers' queries side by side."""
     layers, size = _aligned_layers(dimensions), dimensions.head_dim
     firsts = [
         layers.index(layer) * dimensions.d_model + head * size

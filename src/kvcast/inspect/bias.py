@@ -22,15 +22,10 @@ HIDDEN = "."
 
 @dataclass(frozen=True, kw_only=True)
 class Bias:
-    """The text to show for each bucket of both stacks.
-
-    Attributes:
-        max_distance: from this distance on, all share a bucket.
-
-    """
+    """The text to show for each bucket of both stacks."""
 
     title: str
-    max_distance: int
+    max_distance: int  # from this distance on, all share a bucket
     encoder: Sequence[str]
     decoder: Sequence[str]
 
@@ -62,7 +57,7 @@ class Bias:
         )
 
     def call(self, start: int, new: int) -> str:
-        """Return the decoder's rows for `new` tokens from position `start` on, as text."""
+        """Return the decoder's rows for `new` tokens from position `start` on."""
         end = start + new
         _check(end)
         if new == 1:

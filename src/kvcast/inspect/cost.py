@@ -31,10 +31,9 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CostQuery:
-    """A prompt of `prompt` tokens and `new` tokens after it, for one sequence.
+    """`prompt` tokens and `new` tokens after it, for one sequence; bytes of each value.
 
-    The last new token is not fed back, so the cache ends up with prompt + new - 1 positions. The
-    bytes of each weight and each cached value are given.
+    The last new token is not fed back, so the cache ends up with prompt + new - 1 positions.
     """
 
     prompt: int
@@ -64,7 +63,7 @@ class CostQuery:
 def document(
     name: str, model: ModelWork, question: CostQuery, machine: MachineRates | None
 ) -> dict[str, Any]:
-    """Count everything; times need a machine. Raises UsageError if the sequence is too long."""
+    """Count everything; times need a machine. UsageError if the sequence is too long."""
     question.check(model)
     tell = _WorkConverter(question, machine)
     cached, recomputed = _with_cache(model, question), _without(model, question)
@@ -215,10 +214,9 @@ def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
 
 
 def counted(model: str, source: int | None = None) -> ModelWork:
-    """Return a model to count: a bundle, a checkpoint, a folder with a configuration, a hub id.
+    """Return a model to count: a bundle, a checkpoint, a configuration's folder or a hub id.
 
-    `source` is the length of a source of tokens; None: the default. Raises KvcastError with one
-    line; InputMissingError if nothing has that name.
+    `source`: tokens of the source. Raises KvcastError; InputMissingError for an unknown name.
     """
     dimensions = dimensions_of(locate(model))
     if source is None:

@@ -137,7 +137,7 @@ _COLOURS = {
 
 
 def draw(title: str, model: ModelTraffic) -> str:
-    """Return an SVG document: of each layer weights, then caches read, written and copied."""
+    """SVG: of each layer weights, then caches read, written and copied."""
     body, y = [*_legend(_MARGIN + 34)], _MARGIN + 60
     for program in model.programs:
         body += _program(program, y)
@@ -156,7 +156,7 @@ def draw(title: str, model: ModelTraffic) -> str:
 
 
 def parts_of(layer: LayerTraffic) -> dict[str, int]:
-    """Return the bytes of a layer's bar, by the names of the legend; a copy is read and written."""
+    """Bytes of a layer's bar, by the legend; a copy is read and written."""
     copied = sum(cache.copied for cache in layer.caches)
     return {
         "weights": layer.weights,

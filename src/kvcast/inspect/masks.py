@@ -20,8 +20,6 @@ SEEN, HIDDEN = "#", "."
 
 
 class MaskedCalls(Protocol):
-    """Calls with masks: calls of a model over a cache, and which queries see which keys."""
-
     @property
     def capacity(self) -> int:
         """Number of slots of each row."""
@@ -45,21 +43,14 @@ class MaskedCalls(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """One call's mask.
-
-    Attributes:
-        seen: [queries, keys].
-        beside: rows that read the old ring and the new positions side by side; others read only the
-            cache, after writing it.
-
-    """
-
     call: ModelCall
     queries: tuple[tuple[int, int], ...]
     keys: tuple[tuple[int, int], ...]
     query_labels: tuple[str, ...]
     key_labels: tuple[str, ...]
-    seen: NDArray[np.bool_]
+    seen: NDArray[np.bool_]  # [queries, keys]
+    # rows that read the old ring and the new positions side by side; others read only the cache,
+    # after writing it
     beside: tuple[int, ...]
 
 
@@ -78,7 +69,7 @@ def render(drawn: MaskedCalls) -> str:
 
 
 def heading(mask: Mask) -> str:
-    """Describe a call: `chunk 2: 2 + 0 + 1 tokens`."""
+    """As in `chunk 2: 2 + 0 + 1 tokens`."""
     counts = " + ".join(map(str, mask.call.counts))
     line = f"{mask.call.name}: {counts} token{'s' * (counts != '1')}"
     if mask.beside:
@@ -163,7 +154,7 @@ class SourceAndTarget:
         )
 
     def calls(self) -> Iterator[ModelCall]:
-        """Yield one call with all positions, as without a cache; then the calls with one."""
+        """All positions in one call, as without a cache; then the calls with one."""
         yield ModelCall(name="without a cache", lengths=(0,), counts=(self.capacity,))
         yield ModelCall(name="source", lengths=(0,), counts=(self.source,))
         for i in range(self.target):
@@ -190,7 +181,7 @@ _HIDDEN = "#eceff1"
 
 
 def draw(title: str, masks: Sequence[Mask]) -> str:
-    """Return an SVG document: coloured cells are seen, grey ones not, blank ones of other rows."""
+    """SVG: coloured cells are seen, grey ones not, blank ones of other rows."""
     panels, width, height = _placed(masks)
     used = sorted({row for mask in masks for row, _ in mask.queries})
     body = [

@@ -33,10 +33,7 @@ class Cost:
     bytes: float = 0.0
 
     def seconds(self, rates: Mapping[str, float]) -> float:
-        """Return the least time at these rates; only the rates of its own products are needed.
-
-        Reading and multiplying overlap, the two products do not.
-        """
+        """Return the least time; reading and multiplying overlap, the two products do not."""
         products = (("int8", self.int8), ("fp32", self.fp32))
         multiplying = sum(count / rates[name] for name, count in products if count)
         return max(multiplying, self.bytes / fastest_read(rates))
@@ -44,13 +41,9 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Formats in a family's bundles that other families of the same quantization may lack."""
-
     int4_table: bool = False  # whether the head's table has 4 bits in an int4 bundle; else 8
-    # whether cross caches have 8 bits where matrices are quantized; else fp32
-    int8_cross: bool = False
-    # whether scales of int8 matrices' columns are charged; they are few
-    column_scales: bool = False
+    int8_cross: bool = False  # int8 cross caches if matrices are quantized; else fp32
+    column_scales: bool = False  # whether scales of int8 columns are charged; they are few
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,7 @@ class Arithmetic:
     bf16_products: bool = False
 
     def cost(self, work: Work, stored: Stored, width: int) -> Cost:
-        """Charge work on a model whose table is `width` wide.
+        """Charge work on a model whose embedding is `width` wide.
 
         GEMMs with weights are int8 if weights are quantized; attention and convolutions are fp32.
         bf16 values take half the bytes of fp32.
@@ -98,11 +91,7 @@ class Arithmetic:
 
 
 def fastest_read(rates: Mapping[str, float]) -> float:
-    """Return the best rate of reading: a lower bound on time must not be too high.
-
-    That is from memory or, where it was measured, of reading the same bytes repeatedly, which may
-    stay in the processor's cache.
-    """
+    """Return the best rate, perhaps from the processor's cache: a lower bound on time."""
     return max(rates[name] for name in ("read", "read_again") if name in rates)
 
 
@@ -120,19 +109,16 @@ _MULTIPLYING = 20  # tries, for they are short
 
 
 class Rates:
-    """Rates with a number of threads; the best of several tries, as a floor asks for."""
+    """Rates with a number of threads; the best of several tries, as a lower bound asks for."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
     def measure(self, working_set: int) -> dict[str, float]:
-        """Return bytes or operations per second.
+        """Bytes or operations per second; KvcastError without a native runtime.
 
-        `read`: memory. `read_again`: `working_set` bytes, over and over, which a large processor
-        cache may hold. `int8`, `fp32`: multiply-adds in registers with the ISA that the native
-        runtime chooses here, the upper bound of any GEMM; each counts as two operations.
-
-        Raises KvcastError without a native runtime.
+        `read`: memory. `read_again`: `working_set` bytes repeatedly, which a cache may hold. `int8`
+        and `fp32`: multiply-adds (two operations) in registers with the native runtime's ISA.
         """
         machine = Machine(self._threads)
         return {
@@ -182,8 +168,6 @@ FLOAT32 = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRates:
-    """Bytes read and operations done per second, and where each figure comes from."""
-
     bandwidth: float
     rate: float
     bandwidth_from: str = GIVEN
@@ -201,10 +185,9 @@ class MachineRates:
     ) -> Self:
         """Use the given figures, and measure the rest with `threads`.
 
-        `step_bytes`: bytes that one step reads. The best figure of `kvcast.inspect.roofline`
-        counts, since it yields a lower bound on the time: the fastest reading, and the better of
-        int8 and float32 products, unless weights are float32. Raises KvcastError if there is no
-        native runtime to measure with.
+        `step_bytes`: bytes that one step reads. The best figure counts, for a lower bound on the
+        time: the fastest reading, and the better of int8 and fp32 products, unless weights are
+        fp32. KvcastError if there is no native runtime to measure with.
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)

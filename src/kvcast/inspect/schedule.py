@@ -20,7 +20,7 @@ MOST_POSITIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """One call of the model: `counts` new tokens for rows with `lengths` positions so far."""
+    """One call: `counts` new tokens for rows with `lengths` positions so far."""
 
     name: str
     lengths: tuple[int, ...]
@@ -50,7 +50,7 @@ class Schedule:
         new: int,
         capacity: int | None = None,
     ) -> "Schedule":
-        """Check the sizes; without `capacity`, use the fewest slots possible."""
+        """Check the sizes; `capacity` None: the fewest slots possible."""
         if not lengths or min(lengths) < 1:
             raise UsageError("lengths must give each of one or more prompts 1 token or more")
         for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("new", new, 0)):
@@ -113,12 +113,12 @@ def row_name(row: int) -> str:
 
 
 def label(row: int, position: int) -> str:
-    """Return `a3` for position 3 of the first row."""
+    """As in `a3`, position 3 of the first row."""
     return f"{row_name(row)}{position}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Return `4, 1 and 3 tokens`."""
+    """As in `4, 1 and 3 tokens`."""
     *others, last = map(str, numbers)
     if others:
         return f"{', '.join(others)} and {last} tokens"
@@ -148,7 +148,7 @@ def render(schedule: Schedule, texts: Texts = ()) -> str:
 
 
 def check_texts(schedule: Schedule, texts: Texts) -> None:
-    """Raise UsageError unless there is a text for each row, of its prompt or more."""
+    """Raise UsageError unless there is a text for each row, as long as its prompt or longer."""
     if len(texts) != len(schedule.lengths):
         rows = plural(len(schedule.lengths), "row")
         raise UsageError(f"{plural(len(texts), 'text')} for {rows}: give one for each")

@@ -6,7 +6,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def prefixed(value: float) -> str:
-    """Return `26.8 P` for 2.68e16; a unit can follow directly."""
+    """As in `26.8 P` for 2.68e16; a unit can follow directly."""
     for prefix in _PREFIXES[:-1]:
         if abs(value) < 999.5:
             return f"{_three(value)} {prefix}"
@@ -19,7 +19,6 @@ def size(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 token`, `1,000 tokens`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
@@ -34,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Return three significant digits; integers below 1,000 exactly."""
+    """Three significant digits; integers below 1,000 exactly."""
     if value == round(value) and abs(value) < 1000:
         return f"{value:.0f}"
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
@@ -54,7 +53,6 @@ def grid(
 def table(
     header: Sequence[str], lines: Sequence[Sequence[str]], right: Container[int]
 ) -> Iterator[str]:
-    """Yield lines of aligned cells; `right` are the columns that are aligned right."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     for line in (header, *lines):
         cells = (

@@ -38,8 +38,6 @@ class ConstantShapes(dict[str, Shape]):
 
 @dataclass(frozen=True)
 class Op:
-    """An operation, and the shapes of nodes and of constants by name."""
-
     step: Step
     nodes: Mapping[str, Any]
     constants: Mapping[str, Shape]
@@ -55,7 +53,7 @@ class Op:
 
     @property
     def is_asked(self) -> bool:
-        """Whether its first argument, [..., width], has the asked positions of `decode` alone."""
+        """Whether its first argument, [..., width], has only the asked positions of `decode`."""
         return prod(self.shape(0)[:-1]) == ASKED
 
     def shape(self, argument: int) -> Shape:
@@ -70,7 +68,7 @@ class Op:
         return constant
 
     def read(self, tensors: Mapping[str, Shape]) -> dict[str, int]:
-        """Return how many weights of each tensor it reads whole."""
+        """Weights that it reads whole, by tensor."""
         if self.name == "embedding" or (self.name == "index_select" and not self.step.arguments[1]):
             return {}
         given = (*self.step.arguments, *self.step.keywords.values())
@@ -122,7 +120,7 @@ class Attention:
         return min(length, self.window - 1 if self.window else length)
 
     def seen(self, length: int, new: int, asked: int) -> int:
-        """Return the pairs of the last `asked` of `new` queries and a key that each sees."""
+        """Pairs of the last `asked` of `new` queries and a key that each sees."""
         if self.cross:
             return asked * self.cross
         if not self.causal and not length:  # the source of a prefix LM sees all of itself
@@ -132,7 +130,7 @@ class Attention:
 
 
 class DecodeCounts:
-    """The counts of a walk over `decode`: GEMMs of all new positions, and of requested ones."""
+    """GEMMs of all new positions, and of requested ones, in `decode`."""
 
     def __init__(self, program: Program, tensors: Mapping[str, Shape], embedded: int) -> None:
         self._tensors = tensors
@@ -189,7 +187,6 @@ class DecodeCounts:
 
     @cached_property
     def products(self) -> Mapping[str, tuple[int, int]]:
-        """Multiplications by part, for each new position and for each requested one."""
         counts = {part: [0, 0] for part in ("keys_values", "linear", "head")}
         for product in self._products.values():
             outputs, width = product.shape
@@ -220,10 +217,7 @@ def _projection(node: Node, steps: Mapping[str, Step]) -> tuple[str, str]:
 
 
 def pairs(length: int, window: int | None) -> int:
-    """Return the number of query-key pairs in the mask of `length` positions.
-
-    This is the sum of min(q + 1, window) over all q below `length`.
-    """
+    """Query-key pairs of `length` positions: the sum of min(q + 1, window) over all q."""
     ramp = min(length, window or length)
     return ramp * (ramp + 1) // 2 + (length - ramp) * ramp
 

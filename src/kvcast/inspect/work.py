@@ -80,7 +80,7 @@ class CacheKind:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """Counts the calls of a model whose encoded inputs have `source` positions, if they vary."""
+    """Counts the calls of a model; `source`: encoded positions, if they vary."""
 
     dimensions: Any
     source: int = USUAL_SOURCE
@@ -118,11 +118,11 @@ class ModelWork:
         return self.shapes[self._decode.head][1]
 
     def encode(self, inputs: int = 1) -> Work:
-        """Count operations that run once for each input, with or without a cache."""
+        """Operations that run once for each input, with or without a cache."""
         return self._encoded(inputs)[0]
 
     def project(self, inputs: int = 1) -> Work:
-        """Count the cross keys and values, computed once for each input if they are cached."""
+        """Cross keys and values, computed once for each input if they are cached."""
         return self._encoded(inputs)[1]
 
     def call(
@@ -130,7 +130,7 @@ class ModelWork:
     ) -> Work:
         """Count `new` tokens for each of `rows` rows over caches of `length` positions each.
 
-        `asked` positions of each row meet the head. Weights are read once for all rows, and the
+        `asked` positions of each row reach the head. Weights are read once for all rows, and the
         cross cache of each of `inputs` encoded inputs once for all rows that read it.
         """
         decode, each = self._decode, rows * new
@@ -204,11 +204,10 @@ class ModelWork:
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
-        """Sizes of arguments of the longest encoded input, or of one of `source` positions."""
         return {"source": self.source, **self.family.longest(self.dimensions, self.source)}
 
     def _convolved(self, length: int | None) -> int:
-        """Return how many inputs convolutions read after `length` positions; None: of one."""
+        """Count inputs that convolutions read after `length` positions; None: of one."""
         return sum(
             run.layers
             * (run.channels or run.head_dim)
@@ -250,7 +249,6 @@ class ModelWork:
         return self.family.write_programs(self.dimensions)
 
     def _encoded(self, inputs: int) -> tuple[Work, Work]:
-        """Count `encode`: the encoder, and the projections to cross keys and values."""
         if "encode" not in self._programs:
             return Work(), Work()
         if inputs in self._encodings:

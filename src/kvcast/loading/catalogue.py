@@ -15,8 +15,6 @@ from kvcast.spec.runtimes import RUNTIMES
 
 @dataclass(frozen=True, kw_only=True)
 class KnownType:
-    """A type of models."""
-
     name: str
     formats: Sequence[str]
     example: str = ""
@@ -32,8 +30,6 @@ class KnownFamily:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRuntime:
-    """A runtime with its precisions, defaults first."""
-
     name: str
     title: str
     exports: bool

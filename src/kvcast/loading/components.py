@@ -17,14 +17,12 @@ from kvcast.spec.runtimes import imported
 
 
 def programs_of(checkpoint: Checkpoint) -> Any:
-    """Return a checkpoint's programs as PyTorch executes them, in fp32."""
     from kvcast.models.executor import TorchModel
 
     return TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
 
 
 def quantize_eager(programs: Any, quantize: str) -> None:
-    """Replace the programs' matrices with weight-only quantised ones, in place."""
     from kvcast.runtimes.eager.quantize import quantize_matrices
 
     for program in programs.programs.values():
@@ -40,7 +38,6 @@ def special_tokens(checkpoint: Checkpoint) -> Mapping[str, Sequence[int]]:
 
 
 def model_of(runtime: Any, dimensions: Any, text: Mapping[str, bytes]) -> Any:
-    """Return the model that users call; `text` has its tokenizer's files by name."""
     model_class = imported(family_with(dimensions).model_class)
     return model_class(runtime, _tokenizer(dimensions, text), dimensions)
 
@@ -50,10 +47,7 @@ def _tokenizer(dimensions: Any, text: Mapping[str, bytes]) -> Any:
 
 
 def dimensions_of(path: Path) -> Any:
-    """Return the dimensions of the model in a bundle, a checkpoint or a configuration's folder.
-
-    The weights may be missing. Raises KvcastError with one line.
-    """
+    """Read dimensions, without weights; raises KvcastError with one line."""
     if not is_bundle(path):
         return read_dimensions(path)
     # Not `read_bundle`, which would read all weights for their checksums.

@@ -76,7 +76,7 @@ def examine(
 
 
 def processor(instructions: Sequence[str]) -> Processor:
-    """Describe how these instructions, by their Linux names, speed up bf16 and int8."""
+    """How these instructions, by their Linux names, speed up bf16 and int8."""
     has = set(instructions).intersection
     if has({"amx_bf16"}):
         bf16 = "matrix units (amx_bf16): prefill and encoders several times as fast as in fp32"

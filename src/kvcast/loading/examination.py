@@ -167,19 +167,12 @@ def call_once(model: Model) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFinding:
-    """One runtime.
-
-    Attributes:
-        problem: why it is not usable, or a caveat; empty if there is none.
-        no_export: why nothing can be exported to it here; empty if exporting works, None if the
-            runtime is not usable or has no bundles.
-
-    """
-
     name: str
     usable: bool
     versions: Mapping[str, str]
-    problem: str = ""
+    problem: str = ""  # why it is not usable, or a caveat; empty if there is none
+    # why nothing can be exported to it here; empty if exporting works, None if the runtime is not
+    # usable or has no bundles
     no_export: str | None = None
 
 
@@ -205,18 +198,14 @@ class Processor:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLibrary:
-    """kvcast's own compiled library, of the native runtime.
+    """The native runtime's own compiled library."""
 
-    Attributes:
-        origin: "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or
-            `problem` is the reason if it is not available.
-        instructions: sets of its kernels that run on this processor; it uses the first, unless
-            there is a problem. The rest follow, fastest first.
-
-    """
-
+    # "shipped" with kvcast, "compiled" here, or "none": the first use compiles it, or `problem` is
+    # the reason if it is not available
     origin: str
     path: str = ""
+    # sets of its kernels that run on this processor; it uses the first, unless there is a problem.
+    # The rest follow, fastest first
     instructions: Sequence[str] = ()
     kernels: str = ""
     threads: int
@@ -224,7 +213,7 @@ class NativeLibrary:
 
     @property
     def stops(self) -> bool:
-        """Whether a run without `--runtime` would end with the problem: the library is used."""
+        """Whether a run without `--runtime` would end with the problem."""
         return bool(self.problem) and len(self.instructions) > 1
 
 
@@ -238,7 +227,7 @@ class Cuda:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFolder:
-    """The folder of exported models and its size in bytes; `problem` if it is not writable."""
+    """The folder of exported models and its bytes; `problem` if it is not writable."""
 
     folder: str
     bytes: int
@@ -247,8 +236,6 @@ class CacheFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """The result of opening a bundle; `problem` says why it failed."""
-
     path: str
     runtime: str
     problem: str = ""
@@ -256,22 +243,13 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """A model on kvcast's own kernels.
-
-    Attributes:
-        weights: records of `kvcast.runtimes.native.weights.Holding`.
-        proof: tokens and logits compared with the plain kernels' without a cache; None if not
-            requested.
-
-    """
-
     path: str
     family: str = ""
     quantize: str = ""
     seconds: float = 0
-    weights: Sequence[Mapping[str, Any]] = ()
+    weights: Sequence[Mapping[str, Any]] = ()  # records of `kvcast.runtimes.native.weights.Holding`
     unused: Sequence[str] = ()
-    proof: Mapping[str, Any] | None = None
+    proof: Mapping[str, Any] | None = None  # comparison with the plain kernels; None: not requested
     problem: str = ""
 
     @property

@@ -23,11 +23,9 @@ from kvcast.runtimes.reference import Reference
 
 
 def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str, Any]:
-    """Compare greedy tokens and logits of the family's probe; return the manifest's record.
+    """Compare greedy tokens and logits of the family's probe, and alignment scores.
 
-    Where a model has alignment heads, their scores are compared as well. With `exact` (fp32
-    bundles) a candidate whose tokens or logits differ is refused. Raises KvcastError then, and for
-    results that are not finite.
+    KvcastError if a result is not finite or, with `exact` (fp32 bundles), differs.
     """
     dimensions = reference.dimensions
     family = family_with(dimensions)
@@ -49,7 +47,7 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
 
 
 def _whole(reference: Reference, probe: Probe, generated_rs: Int64) -> Float32:
-    """Return the logits [rows, steps, vocab] of the generated tokens, all at once."""
+    """Logits [rows, steps, vocab] of the generated tokens, all at once."""
     family = family_with(reference.dimensions)
     if family.whole is None:
         return at_once(reference.runtime, family, probe, generated_rs)
@@ -58,7 +56,7 @@ def _whole(reference: Reference, probe: Probe, generated_rs: Int64) -> Float32:
 
 
 def whole_logits(reference: Reference, source: Int64, target: Int64) -> Float32:
-    """Return logits [len(source) + len(target), vocab] of a prefix model, from one call.
+    """Logits [len(source) + len(target), vocab] of a prefix LM, from one call.
 
     The source is given, not derived from lengths: steps must equal this.
     """
@@ -131,8 +129,6 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class RecordedOutputs:
-    """Tokens [r, s] that a bundle generated after its family's probe, and logits before each."""
-
     generated_rs: Int64
     reference: TopLogits
     exported: TopLogits
@@ -156,10 +152,7 @@ def record_of(generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> 
 
 
 def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOutputs | None:
-    """Return the outputs in a manifest's `verification`; None where an older export has none.
-
-    Raises KvcastError for malformed ones.
-    """
+    """None if an older export has none; KvcastError for malformed ones."""
     if KEY not in verification:
         return None
     try:
@@ -218,7 +211,7 @@ TOLERANCE = 1e-3
 
 
 def steps_of(family: Family, dimensions: Any, probe: Probe) -> int:
-    """Return how many tokens a model can generate after its probe, at most a proof's number."""
+    """Tokens that a model can generate after its probe, at most a proof's number."""
     # The last token is not fed, so it needs no position.
     return min(PROBE_STEPS, family.positions(dimensions) - longest_prompt(probe) + 1)
 
@@ -236,7 +229,7 @@ def cache_for(runtime: Any, probe: Probe, capacity: int) -> Any:
 
 
 def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]:
-    """Return the generated tokens [rows, steps], each the likeliest, and their logits."""
+    """Generate tokens [rows, steps], each the likeliest; return them and their logits."""
     cache = cache_for(runtime, probe, longest_prompt(probe) + steps - 1)
     new: Sequence[Int64] = list(probe.prompts)
     logits, written = [], []
@@ -272,7 +265,7 @@ def at_once(runtime: Any, family: Family, probe: Probe, generated_rs: Int64) -> 
 
 
 def likeliest(generated_rs: Int64, logits_rsv: Float32, tolerance: float) -> int:
-    """Return how many tokens have a logit within the tolerance of their position's largest."""
+    """Tokens whose logit is within the tolerance of their position's largest."""
     chosen_rs = np.take_along_axis(logits_rsv, generated_rs[..., None], axis=-1)[..., 0]
     return int((chosen_rs >= logits_rsv.max(axis=-1) - tolerance).sum())
 

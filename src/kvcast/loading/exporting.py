@@ -74,7 +74,6 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
 
 
 def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) -> None:
-    """Raise KvcastError if no model can be exported like this, or none on this machine."""
     if not RUNTIMES[runtime].compiles and build != BuildOptions():
         raise UsageError(
             f"{RUNTIMES[runtime].title} compiles nothing: drop --device and --max-autotune"
@@ -89,7 +88,6 @@ def check_export(runtime: str, precision: BundlePrecision, build: BuildOptions) 
 def check_recipe(
     precision: BundlePrecision, source: Path, name: str, adapters: Sequence[Adapter]
 ) -> None:
-    """Raise UsageError for a recipe of another model than `source`'s."""
     recipe = precision.recipe
     if recipe is not None and fingerprint(source, adapters) != recipe.sha256:
         raise UsageError(
@@ -110,10 +108,7 @@ def export_folder(
     adapters: Sequence[Adapter] = (),
     on_phase: OnPhase = ignore_phase,
 ) -> Path:
-    """Export the checkpoint in `source`, which the user calls `name`; see `export_bundle`.
-
-    `check_export` must have accepted the runtime, the precision and the build options.
-    """
+    """As `export_bundle`, of `source`, named `name`, after `check_export`."""
     target = TARGETS[runtime]
     on_phase("reading")
     digest = fingerprint(source)
@@ -225,7 +220,7 @@ def _check_calibration(family: Family, dimensions: Any) -> None:
 
 
 def calibration_summary(folder: Path) -> str:
-    """Summarize in one line the int4 calibration of a bundle just exported as `CALIBRATED`."""
+    """Summarize the int4 calibration of a bundle just exported as `CALIBRATED`, in one line."""
     record = Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8")).calibration
     if not record["calibrated"] + record["kept"]:
         return "calibrated nothing: no matrix has whole blocks of inputs"
@@ -240,12 +235,10 @@ def calibration_summary(folder: Path) -> str:
 
 
 def _public_name(name: str) -> str:
-    """Return a hub id or packaged model's name unchanged, but only the last part of a path."""
     return Path(name).resolve().name if Path(name).exists() else name
 
 
 def require(purpose: str, modules: Iterable[str], extra: str | None) -> None:
-    """Raise KvcastError unless modules are installed, all of which an extra brings."""
     for module in modules:
         try:
             import_module(module)

@@ -27,8 +27,7 @@ _BYTES_A_SECOND = 20_000_000  # from a slow disk
 def check_in_child(bundle: Path, manifest: Manifest, *, trust: bool) -> None:
     """Raise KvcastError if a bundle's first opening crashes or does not end in time.
 
-    Any other error will come up again when the caller opens the bundle. A bundle without native
-    code is not tried.
+    Other errors recur when the caller opens the bundle. One without native code is not tried.
     """
     if not is_native(manifest.runtime) or _note(manifest).is_file():
         return

@@ -1,9 +1,7 @@
 """Opens a model by name or path.
 
 A bundle is opened directly, and so is a checkpoint on runtimes that need no bundle. For others it
-is exported once into the cache folder, under a name derived from its content and the options, and
-found there the next time. `read_traffic` reads which memory programs would touch, without running
-them.
+is exported once into the cache folder, under a name derived from its content and the options.
 """
 
 import contextlib
@@ -69,18 +67,10 @@ NO_ADAPTERS = "is a bundle, which takes no adapters: export its model again, wit
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedModel:
-    """A model and where it came from.
-
-    Attributes:
-        bundle: the folder of the bundle that was opened; None where a checkpoint was, or a package.
-        on_trust: the package it was opened from, if no manifest vouches for that package.
-
-    """
-
     model: Model
     runtime: str
-    bundle: Path | None = None
-    on_trust: Path | None = None
+    bundle: Path | None = None  # the opened bundle; None for a checkpoint or a package
+    on_trust: Path | None = None  # the package, if no manifest verifies it
     notices: Sequence[str] = ()
 
 
@@ -112,10 +102,9 @@ def open_model(
     task: Task | None = None,
     isolate: bool = True,
 ) -> OpenedModel:
-    """Open a model as `load` does, and return it with its source.
+    """Open a model as `load` does, unless it is of another `task`.
 
-    A model of another `task` is refused, before it is exported. With `isolate` a package
-    that was not opened on this machine before is opened in a child process first.
+    With `isolate`, a package that is new to this machine is first opened in a child process.
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
@@ -190,10 +179,7 @@ def _opened(
 
 
 def model_digest(model: str | Path, params: LoadParams) -> str:
-    """Return the SHA-256 (hexadecimal) of the model that `load` would open, without opening it.
-
-    A bundle's digest is its manifest's. Files of a checkpoint are hashed once and remembered.
-    """
+    """SHA-256 (hexadecimal) of the model that `load` would open: of the files, or the manifest."""
     place = located(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
@@ -208,7 +194,6 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
 
 
 def located(model: str | Path, on_phase: OnPhase) -> Path:
-    """Return the file or folder of a model that a user names."""
     return Path(model) if is_package(Path(model)) else locate(str(model), on_phase)
 
 
@@ -228,7 +213,6 @@ def _check_trust(package: Path, trust: bool) -> None:
 def check_request(
     folder: Path, manifest: Manifest, runtime: str | None, request: PrecisionRequest
 ) -> None:
-    """Raise UsageError for a request that an existing bundle does not meet."""
     options = {
         "runtime": (runtime, manifest.runtime),
         "quantize": (request.quantize, _quantize(manifest)),
@@ -255,7 +239,6 @@ def _check_followed(folder: Path, manifest: Manifest, path: str) -> None:
 
 
 def checked_dimensions(folder: Path, manifest: Manifest) -> Any:
-    """Return the dimensions of a bundle's model; raises KvcastError if its manifest is wrong."""
     try:
         _, dimensions = manifest.model()
         check_manifest(manifest, dimensions)
@@ -301,7 +284,7 @@ def export_once(
     task: Task | None,
     adapters: Sequence[Adapter] = (),
 ) -> tuple[Path, Manifest]:
-    """Return a checkpoint's bundle in the cache folder, exporting it if it is not there yet."""
+    """Return a checkpoint's bundle in the cache folder; export it if it is not there yet."""
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     target, build = TARGETS[runtime], BuildOptions()
     precision = RUNTIMES[runtime].choose_precision(params.precision)
@@ -355,10 +338,9 @@ __all__ = ["CallSizes", "ModelTraffic", "read_traffic"]
 
 
 def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
-    """Read a bundle, a package without a manifest, or a checkpoint.
+    """Count a bundle's, a package's or a checkpoint's memory traffic, without running anything.
 
     A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
-    A package need not be trusted, because nothing of it is run.
     """
     place = located(model, params.on_phase)
     folder, package = bundle_of(place), unvouched_package(place, params.runtime)

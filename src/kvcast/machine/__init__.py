@@ -1,4 +1,1 @@
-"""Speed and resources of this machine and its devices, and child processes.
-
-For `kvcast inspect cost` and `kvcast bench`; independent of models.
-"""
+"""Speed and resources of this machine and its devices, and child processes."""

@@ -1,8 +1,7 @@
 """Runs code in a child process: one function, or an object that is called through a pipe.
 
-`ask` reports a crash or a hang of the child. A `Remote` object's process is blocked in a read
-between calls; its memory and imports are separate, while `multiprocessing` would import the main
-module. Objects, arguments and results are pickled.
+`ask` reports a crash or a hang. A `Remote` object's process blocks between calls; its imports are
+separate, while `multiprocessing` would import the main module. All data are pickled.
 """
 
 import contextlib
@@ -32,25 +31,13 @@ _READY = "ready"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A child process's answer.
-
-    Attributes:
-        result: the function's result, as read back from JSON; None if there was a problem.
-        problem: one line; empty if there is none.
-        ended: whether the child started, but crashed or took too long instead of answering.
-
-    """
-
-    result: Any = None
-    problem: str = ""
-    ended: bool = False
+    result: Any = None  # read back from JSON
+    problem: str = ""  # one line
+    ended: bool = False  # the child crashed or took too long
 
 
 def ask(function: str, *words: str, seconds: float) -> Answer:
-    """Call the function `module:name` with string arguments in a child process.
-
-    The child is killed after `seconds`.
-    """
+    """Call `module:name` with string arguments in a child process, killed after `seconds`."""
     # Import the same modules as here, and none that happens to lie in the working folder.
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = json.dumps([part for part in (*given, *sys.path) if part])
@@ -81,7 +68,7 @@ def ask(function: str, *words: str, seconds: float) -> Answer:
 
 
 def reply(function: str, *words: str) -> None:
-    """Run in the child: call the function and print the answer as JSON, on the last line."""
+    """Call the function in the child and print the answer as JSON, on the last line."""
     answers = os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # native code may write anything to standard output
@@ -108,10 +95,7 @@ class RemoteError(KvcastError):
 
 
 class Remote(AbstractContextManager["Remote"]):
-    """The near side: starts a process that holds a copy of an object, and ends it.
-
-    `pid` is the process's. `python` is the interpreter that it runs; None is this one.
-    """
+    """Starts an interpreter (`python`, process `pid`) that holds a copy of an object."""
 
     def __init__(
         self, served: object, environment: Mapping[str, str], python: str | None = None
@@ -172,10 +156,7 @@ def _one_line(error: Exception) -> str:
 
 
 def serve() -> None:
-    """Answer the near side's requests, of which the first is the object, until there are no more.
-
-    Answers take over standard output: output of libraries goes to standard error instead.
-    """
+    """Answer requests, the first of which is the object; libraries print to standard error."""
     served: Any = None
     requests: Any = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")

@@ -24,18 +24,14 @@ _EXTENSIONS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve"
 
 
 def available_cores(cpu_folder: Path = CPU_FOLDER, quota_file: Path = CGROUP_QUOTA) -> int:
-    """Count the physical cores within this process's affinity and its container's CPU quota.
-
-    Hyper-threads of one core count once. Where the system has no such information, every logical
-    processor counts.
-    """
+    """Count physical cores within affinity and container quota, else logical processors."""
     allowed = _allowed_processors()
     cores = {_core(cpu_folder, processor) for processor in allowed}
     return max(1, min(len(cores), _quota(quota_file)))
 
 
 def instruction_sets(cpu_info: Path = CPU_INFO) -> tuple[str, ...]:
-    """Names of the processor's vector and matrix instructions, sorted; none where unknown."""
+    """Return the processor's instruction set extensions, sorted; empty if unknown."""
     names = set(cpu_entry(cpu_info, "flags|Features").split())
     return tuple(sorted(name for name in names if name.startswith(_EXTENSIONS)))
 
@@ -77,7 +73,7 @@ _LARGE = 64 << 20
 
 
 def give_back() -> None:
-    """Give memory that was freed back to the system, where the C library would keep it."""
+    """Return freed memory to the system, where the C library would keep it."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -85,11 +81,8 @@ def give_back() -> None:
 def growing_zeros(shape: tuple[int, ...], dtype: Any) -> "NDArray[Any]":
     """Return zeros that take memory only where they are written, in pages of a few kilobytes.
 
-    NumPy requests huge pages, so the first value written to a large array takes two megabytes,
-    and the time to clear them. Writes are seen by this process alone; a fork sees a
-    copy.
-
-    Raises MemoryError if there is no room for their addresses.
+    NumPy requests huge pages, so the first write to a large array takes two megabytes and the time
+    to clear them. The memory is private; a fork sees a copy. Raises MemoryError without addresses.
     """
     import numpy as np
 
@@ -106,7 +99,7 @@ def growing_zeros(shape: tuple[int, ...], dtype: Any) -> "NDArray[Any]":
 
 
 def available_bytes() -> int:
-    """Return the memory that can be taken without swapping, in bytes."""
+    """Return the bytes available without swapping."""
     left = _left_in_system()
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
     if limit is not None and used is not None:
@@ -138,7 +131,7 @@ def _number(path: Path) -> int | None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files, as far as the system allows."""
+    """Raise this process's limit of open files, as far as allowed."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # elsewhere than on Unix
         import resource
 

@@ -30,19 +30,9 @@ _PRODUCTS = frozenset({"linear", "conv1d", "conv2d"})
 
 
 class TorchProgram(nn.Module):
-    """A program over weights, which other programs may share."""
-
     def __init__(
         self, program: Program, outputs: Sequence[str], weights: Mapping[str, Tensor]
     ) -> None:
-        """Take the weights that the program reads.
-
-        Args:
-            program: its operations.
-            outputs: names of its results, in order; `present_...` is `past_...` after the call.
-            weights: all constants by name: parameters and, as buffers, other tensors.
-
-        """
         super().__init__()
         self.program = program
         self._results = [
@@ -86,11 +76,10 @@ class TorchProgram(nn.Module):
         self._places[name] = layer, leaf
 
     def forward(self, *arguments: Tensor) -> list[Tensor]:
-        """Take the program's inputs and return its results. Caches are written in place."""
         return self.run(arguments)
 
     def run(self, arguments: Sequence[Tensor], **others: Operation) -> list[Tensor]:
-        """Do so with other functions for some operations, by name."""
+        """Run with other functions for some operations, by name."""
         device = arguments[0].device
         operations = {**OPERATIONS, **others}
         values: dict[str, Any] = dict(zip(self.program.inputs, arguments, strict=True))
@@ -121,29 +110,16 @@ class TorchProgram(nn.Module):
 
     def packed(
         self,
-        tokens_n: Tensor,
-        rows: list[int],
-        counts: list[int],
-        lengths: Tensor,
-        offsets: Tensor,
-        caches: Sequence[Tensor],
-    ) -> Tensor:
+        tokens_n: Tensor,  # int64 [n], the new tokens of these rows, concatenated
+        rows: list[int],  # the rows of the caches that take part
+        counts: list[int],  # the number of new tokens of each
+        lengths: Tensor,  # int32 [rows of the caches], positions in the caches before this call
+        offsets: Tensor,  # int64 [m], indices of the n positions whose logits are returned
+        caches: Sequence[Tensor],  # each [rows, ...], written in place
+    ) -> Tensor:  # Logits fp32 [m, vocab]
         """Run `decode` of a decoder-only model on rows with any number of new tokens each.
 
-        Only attention, convolutions and positions depend on rows: no other operation sees padding,
-        or other tokens.
-
-        Args:
-            tokens_n: int64 [n], the new tokens of these rows, concatenated.
-            rows: the rows of the caches that take part.
-            counts: the number of new tokens of each.
-            lengths: int32 [rows of the caches], positions in the caches before this call.
-            offsets: int64 [m], indices of the n positions whose logits are returned.
-            caches: each [rows, ...], written in place.
-
-        Returns:
-            Logits fp32 [m, vocab].
-
+        Only attention, convolutions and positions depend on rows; nothing else sees padding.
         """
 
         def attend(*arguments: Any) -> Tensor:
@@ -217,21 +193,14 @@ class TorchProgram(nn.Module):
 
 
 class _Call(NamedTuple):
-    """A step, taken apart once: a model of small matrices spends its time on doing so.
-
-    Attributes:
-        arguments: of the step; nodes and constants have to be put into a copy.
-        nodes: places of the nodes among them, and their names.
-        lists: places of the lists, which nodes may be in.
-
-    """
+    """A step, taken apart once, which takes most of the time of small models."""
 
     name: str
     operation: str
-    arguments: list[Any]
-    nodes: list[tuple[int, str]]
+    arguments: list[Any]  # of the step; nodes and constants have to be put into a copy
+    nodes: list[tuple[int, str]]  # places of the nodes among them, and their names
     constants: list[tuple[int, str]]
-    lists: list[int]
+    lists: list[int]  # places of the lists, which nodes may be in
     keywords: list[tuple[str, Any]]
     unread: list[str]
 
@@ -259,20 +228,12 @@ def _calls(program: Program, results: Sequence[str]) -> Iterator[_Call]:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchModel:
-    """A model's programs over one set of weights.
-
-    Attributes:
-        weights: parameters by the names of the checkpoint's tensors, and programs' other constants.
-
-    """
-
     dimensions: Any
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # parameters by tensor name, and the programs' other constants
     programs: Mapping[str, TorchProgram]
 
     @classmethod
     def from_tensors(cls, dimensions: Any, tensors: Mapping[str, NDArray[np.generic]]) -> Self:
-        """Build in fp32 from tensors by canonical name; KvcastError if names or shapes differ."""
         family = family_with(dimensions)
         arrays = {name: np.array(tensor, np.float32) for name, tensor in tensors.items()}
         _check(family.tensor_shapes(dimensions), arrays)
@@ -286,7 +247,7 @@ class TorchModel:
 
     @classmethod
     def over(cls, dimensions: Any, weights: dict[str, Tensor]) -> Self:
-        """Return the programs over all tensors that they read, of any dtype and device."""
+        """Over all tensors that the programs read, of any dtype and device."""
         family = family_with(dimensions)
         signatures = family.programs(dimensions)
         programs = {
@@ -304,7 +265,7 @@ class TorchModel:
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[np.float32]],
     ) -> None:
-        """Run a program over the model's weights, which writes to caches among the inputs.
+        """Run a program over the weights; caches among the inputs are written in place.
 
         It fills `outputs`: results of the program, or of its steps by their names.
         """
@@ -315,7 +276,7 @@ class TorchModel:
     def results(
         self, program: Program, inputs: Mapping[str, NDArray[Any]], names: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        """Run a program as `run` does, and return its results by name."""
+        """As `run`, but returns the results by name."""
         executed = TorchProgram(program, names, self.weights)
         results = executed(*(torch.from_numpy(inputs[name]) for name in program.inputs))
         return {name: part.numpy() for name, part in zip(names, results, strict=True)}

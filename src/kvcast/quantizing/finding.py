@@ -40,49 +40,24 @@ _ALONE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A precision of the whole model.
-
-    Attributes:
-        recipe: None if it is a plain quantisation of that name.
-        flips: the share of positions whose likeliest token is not fp32's.
-        size: bytes of weights, and of the caches of the longest sequence.
-        token: seconds for a token of the first sequence, including encoding and prefill.
-
-    """
-
     name: str
-    recipe: Recipe | None
-    flips: float
-    size: int
-    token: Timed
+    recipe: Recipe | None  # None if it is a plain quantization of that name
+    flips: float  # the share of positions whose likeliest token is not fp32's
+    size: int  # bytes of weights, and of the caches of the longest sequence
+    token: Timed  # seconds for a token of the first sequence, including encoding and prefill
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of a search.
-
-    Attributes:
-        points: fp32, int8 and int4, the frontier, and the recipe, the largest first.
-        alone: of each matrix, and of caches, its precisions other than fp32, each tried alone.
-        seconds: per token, of each matrix in each precision; only GEMV and GEMM matrices.
-
-    """
-
     recipe: Recipe
-    points: Sequence[Measured]
+    points: Sequence[Measured]  # fp32, int8, int4, the frontier, the recipe; largest first
     positions: int
-    alone: Mapping[str, Sequence[Level]]
-    seconds: Mapping[str, Mapping[str, float]]
+    alone: Mapping[str, Sequence[Level]]  # each precision but fp32, of a target alone
+    seconds: Mapping[str, Mapping[str, float]]  # per token, by matrix and precision
 
 
 def find_recipe(model: str, params: QuantizeParams) -> Found:
-    """Search for the precision of each matrix and cache; see `QuantizeParams`.
-
-    Raises:
-        KvcastError: the model or the data that it is measured on cannot be read; the message is
-            one line.
-
-    """
+    """Search for a precision of each matrix and cache; KvcastError if an input cannot be read."""
     if not params.on:
         raise UsageError("--on is missing: name a recording, or a text")
     place = locate(model, params.on_phase)
@@ -138,7 +113,6 @@ class _Finding:
         )
 
     def _flips(self, recipe: Recipe) -> float:
-        """Return a recipe's share of flips; each is measured once."""
         if recipe not in self._known:
             self._params.on_phase(f"trying recipe {len(self._known) + 1}")
             self._known[recipe] = self._trials.difference(self._trials.runtime(recipe)).share
@@ -204,7 +178,6 @@ class _Finding:
         )
 
     def _points(self, chosen: Recipe) -> list[Measured]:
-        """Measure fp32, plain quantisations, the Pareto frontier, and the chosen recipe."""
         trials, native = self._trials, RUNTIMES["native"]
         self._params.on_phase("timing recipes")
         plain = {
@@ -244,7 +217,7 @@ class _Finding:
         return sorted(points, key=lambda point: -point.size)
 
     def _frontier(self) -> list[Recipe]:
-        """Return the recipes than which no smaller one has fewer flips, the largest first."""
+        """Recipes than which no smaller one has fewer flips, the largest first."""
         sizes, tried = self._trials.bytes_of, list(self._known.items())
         fewest, kept = float("inf"), list[Recipe]()
         for recipe, _ in sorted(tried, key=lambda each: (each[1], sizes(each[0]))):
@@ -266,7 +239,7 @@ _STYLE = (
 
 
 def table(found: Found) -> Iterator[str]:
-    """Yield lines: flips, megabytes and milliseconds of each point, the largest first."""
+    """Flips, megabytes and milliseconds of each point, the largest first."""
     cells = [
         [
             f"{point.flips:.2%}",
@@ -281,7 +254,7 @@ def table(found: Found) -> Iterator[str]:
 
 
 def draw(title: str, found: Found, budget: float) -> str:
-    """Return an SVG document: each point's megabytes to the right, its flips in percent upwards."""
+    """SVG of each point's megabytes to the right, its flips in percent upwards."""
     width = _tick(max(point.size for point in found.points) / 1e6) * _TICKS
     height = _tick(100 * max(budget, *(point.flips for point in found.points))) * _TICKS
 
@@ -314,7 +287,6 @@ def draw(title: str, found: Found, budget: float) -> str:
 
 
 def _tick(most: float) -> float:
-    """Return a round distance of ticks, a few of which reach a number."""
     least = max(most, 1e-3) / _TICKS
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * step for step in (1, 2, 2.5, 5, 10) if power * step >= least * 0.999999)
@@ -346,7 +318,6 @@ def _mark(point: Measured, x: float, y: float) -> str:
 
 
 def summary(found: Found) -> Sequence[str]:
-    """Return lines on the recipe: how many matrices have which precision, and the caches."""
     recipe = found.recipe
     counts = {
         precision: sum(1 for each in recipe.matrices.values() if each == precision)

@@ -11,8 +11,6 @@ SEARCH = Group("search")
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeParams(AdapterParams):
-    """How a recipe is searched for; see `kvcast.quantizing.search.find_recipe`."""
-
     budget: float = SEARCH(0.01, least=0, most=1, metavar="FLIPS")(
         "largest share of positions whose likeliest token differs from that of fp32"
     )

@@ -26,18 +26,9 @@ _NOTED = ("encode", "reset", "prefill", "decode")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Passage:
-    """Tokens that a row was fed with.
-
-    Attributes:
-        source: inputs of `encode`, each [1, ...]; empty without an encoder.
-        prompt: tokens [s], s >= 1; logits are compared after the last one.
-        target: tokens [t] that follow; logits are compared after each.
-
-    """
-
-    source: tuple[NDArray[Any], ...] = ()
-    prompt: Int64
-    target: Int64
+    source: tuple[NDArray[Any], ...] = ()  # inputs of `encode`, each [1, ...], if any
+    prompt: Int64  # tokens [s], s >= 1; logits are compared after the last one
+    target: Int64  # tokens [t] that follow; logits are compared after each
 
     @property
     def positions(self) -> int:
@@ -51,19 +42,10 @@ class Passage:
 def passages_of(
     model: Any, family: Family, on: str, positions: int, language: str | None = None
 ) -> list[Passage]:
-    """Return sequences of `positions` positions in total, or fewer if the input is short.
+    """Sequences of `positions` (1 or more) positions in total, or fewer if the input is short.
 
-    Args:
-        model: in fp32, as `load` returns it.
-        family: the model's.
-        on: a recording's path, or a text's.
-        positions: 1 or more.
-        language: of a recording.
-
-    Raises:
-        InputMissingError, InputOutputError: the recording or the text cannot be read.
-        UsageError: it is empty, or the language is not supported.
-
+    `model`: in fp32; `on`: path of a recording or a text. Raises InputMissingError or
+    InputOutputError if it cannot be read, UsageError if it is empty or the language not supported.
     """
     if family.task == "transcribe":
         with model.transcribe(on, temperature=0.0, language=language) as heard:
@@ -100,7 +82,7 @@ def _read(tokens_s: Int64, positions: int, most: int) -> list[Passage]:
 
 
 def _written(model: Any, results: Any, positions: int) -> list[Passage]:
-    """Decode until enough tokens were fed; return the recorded sequences."""
+    """Decode until enough tokens were fed."""
     with _noting(model.runtime) as notes:
         for _ in results:
             if notes.positions >= positions:
@@ -122,10 +104,9 @@ def _with(passage: Passage, part: str, tokens_s: Int64) -> Passage:
 
 @dataclass
 class _Notes:
-    """Records the tokens that a runtime was fed with, by row.
+    """Records the tokens that a runtime was fed with, by row; resetting a row begins a sequence.
 
-    A row that is reset begins a new sequence. Prompts without a token after them are left out:
-    they detect a language.
+    Prompts without a token after them are left out: they detect a language.
     """
 
     sources: dict[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)

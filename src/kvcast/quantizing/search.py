@@ -1,10 +1,9 @@
 """Searches for a recipe: the largest saving first, as long as few tokens change.
 
 Every matrix and both kinds of caches are tried alone in every precision. A *move* takes one of them
-to a smaller one; moves are sorted by savings per divergence, each measured alone. How many moves
-fit is measured with all of them together: by bisection, then by trying the others in halves.
-Timings alternate between the candidates, so that a busy moment affects all alike, and medians
-count.
+to a smaller one; moves are sorted by savings per divergence. How many moves fit is measured with
+all of them together: by bisection, then by trying the others in halves. Timings alternate between
+the candidates, and medians count, so that a busy moment affects all alike.
 """
 
 import time
@@ -32,24 +31,16 @@ _ON_THE_WAY = 6  # recipes on the way to all moves, for the frontier
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """A precision of a matrix or of caches, compared with fp32 while all else is fp32.
-
-    Attributes:
-        saving: as a share of the fp32 total.
-
-    """
+    """A precision of a matrix or of caches, compared with fp32 while all else is fp32."""
 
     precision: str
-    saving: float
+    saving: float  # as a share of the fp32 total
     cost: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A step of a matrix or of caches to a smaller precision; `worth` is the saving for the cost.
-
-    `target` is a matrix's name, "self_cache" or "cross_cache".
-    """
+    """A step of a target (a matrix, "self_cache", "cross_cache") to a smaller precision."""
 
     target: str
     precision: str
@@ -58,18 +49,12 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A recipe and the share of flips that was measured of it."""
-
     recipe: Recipe
     flips: float
 
 
 def moves_of(levels: Mapping[str, Sequence[Level]]) -> list[Move]:
-    """Return moves, the worthiest first; a target's moves come in the order of their savings.
-
-    Precisions that save less for their cost than a smaller one are skipped: a target's moves are
-    the upper hull of its savings over costs.
-    """
+    """Return moves, the worthiest first: each target's upper hull of savings over costs."""
     moves = [move for target, each in levels.items() for move in _hull(target, each)]
     return sorted(moves, key=lambda move: (-move.worth, move.target))
 
@@ -86,23 +71,15 @@ def _hull(target: str, levels: Sequence[Level]) -> Iterator[Move]:
 
 @dataclass
 class Search:
-    """A search among moves.
-
-    Attributes:
-        apply: returns a recipe with another precision of a target.
-        measure: returns the share of flips of a recipe; each is measured once.
-
-    """
-
     start: Recipe
     moves: Sequence[Move]
     budget: float
-    apply: Callable[[Recipe, str, str], Recipe]
-    measure: Callable[[Recipe], float]
+    apply: Callable[[Recipe, str, str], Recipe]  # sets a target's precision
+    measure: Callable[[Recipe], float]  # share of flips; each recipe once
     points: list[Point] = field(default_factory=list)
 
     def run(self) -> Recipe:
-        """Return the best recipe whose flips stay under the budget; the start where none does."""
+        """Return the best recipe whose flips stay under the budget; the start if none does."""
         for i in range(1, _ON_THE_WAY + 1):
             self._fits(self.moves[: round(i * len(self.moves) / _ON_THE_WAY)])
         fits, fails = 0, len(self.moves) + 1
@@ -130,7 +107,7 @@ class Search:
             self._extend(kept, others[middle:])
 
     def _possible(self, kept: Sequence[Move], others: Sequence[Move]) -> list[Move]:
-        """Return the moves of targets whose earlier moves are all kept."""
+        """Return moves of targets whose earlier moves are all kept."""
         done, possible = {*kept}, list[Move]()
         for move in others:
             earlier = [each for each in self.moves if each.target == move.target]
@@ -163,8 +140,6 @@ _NAME, _X = "products", "x"
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Seconds of a token: the median of several turns, with the least and the most."""
-
     median: float
     least: float
     most: float
@@ -175,7 +150,7 @@ class Timed:
 
 
 def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[Timed]:
-    """Make calls in turn, after a warm-up of each; a call returns its seconds."""
+    """Call in turn, after a warm-up of each; a call returns its seconds."""
     for call in calls:
         call()
     turns = [[call() for call in calls] for _ in range(rounds)]
@@ -183,10 +158,7 @@ def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[T
 
 
 def seconds_per_token(runtime: Any, passage: Passage) -> float:
-    """Return the seconds per generated token, including encoding and prefill.
-
-    Only some steps of a long target are timed; the others count as if they took as long.
-    """
+    """Includes encoding and prefill; only some steps of a long target are timed."""
     began = time.perf_counter()
     cache = ready_cache(runtime, passage)
     _, cache = runtime.prefill([passage.prompt], cache)
@@ -199,10 +171,10 @@ def seconds_per_token(runtime: Any, passage: Passage) -> float:
 
 
 def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
-    """Return the seconds per token of each matrix in each precision.
+    """Seconds per token of each matrix in each precision.
 
     Matrices of a shape are multiplied in turn, so that they come from memory as in a model: by one
-    row for each token, or, in an encoder, by its positions, divided by the tokens of a source.
+    row per token, or, in an encoder, by its positions, divided by the tokens of a source.
     Experts and convolutions are not timed.
     """
     seconds: dict[str, dict[str, float]] = {}
@@ -215,7 +187,7 @@ def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
 
 
 def _alike(trials: Trials) -> Iterator[tuple[int, float, list[str]]]:
-    """Yield rows, their calls per token, and names of matrices of one shape."""
+    """Rows, their calls per token, and names of matrices of one shape."""
     sources = sum(1 for passage in trials.passages if passage.source)
     tokens = sum(passage.positions for passage in trials.passages)
     calls = {"decode": (1, 1.0), "encode": (trials.source_positions, sources / tokens)}

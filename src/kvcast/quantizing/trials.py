@@ -38,16 +38,10 @@ _LIKELIEST = 64  # tokens of fp32 over which probabilities are compared
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How a precision's predictions differ from fp32's.
-
-    Attributes:
-        divergence: Kullback-Leibler divergence from fp32 over its 64 likeliest tokens, in nats,
-            the mean of all positions.
-
-    """
-
     flips: int
     positions: int
+    # Kullback-Leibler divergence from fp32 over its 64 likeliest tokens, in nats, the mean of all
+    # positions
     divergence: float
 
     @property
@@ -57,40 +51,25 @@ class Difference:
 
 @dataclass(frozen=True)
 class _Expected:
-    """fp32's predictions at n positions: likeliest tokens [n], and [n, k] with logprobs."""
-
     best_n: Int64
     tokens_nk: Int64
     scores_nk: NDArray[np.float64]
 
 
 class Trials:
-    """A checkpoint in fp32, and in every other precision.
+    """A checkpoint in fp32 and in every other precision.
 
-    Attributes:
-        choices: the precisions that a recipe may give to each matrix.
-        packed: replacements of the programs' constants, in each precision.
-
+    `choices`: precisions that a recipe may give to each matrix; `packed`: constants by precision.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        exact: Interpreter,
-        passages: Sequence[Passage],
-        threads: int,
-        on_phase: OnPhase,
+        checkpoint: Checkpoint,  # the model's
+        exact: Interpreter,  # the model in fp32, whose matrices and machine are used
+        passages: Sequence[Passage],  # sequences to compare on, one or more
+        threads: int,  # of programs with separate matrices
+        on_phase: OnPhase,  # called as matrices are packed
     ) -> None:
-        """Pack the matrices.
-
-        Args:
-            checkpoint: the model's.
-            exact: the model in fp32, whose matrices and machine are used.
-            passages: sequences to compare on, one or more.
-            threads: of programs with separate matrices.
-            on_phase: called as matrices are packed.
-
-        """
         self.family = checkpoint.family
         self.passages = passages
         self.programs = self.family.write_programs(checkpoint.dimensions)
@@ -115,7 +94,7 @@ class Trials:
         self._of_encoder = {part.name for each in encoding for part in each.constants()}
 
     def uniform(self, precision: str) -> Mapping[str, str]:
-        """Return a precision for each matrix, or the next larger one that it may have."""
+        """Return the precision of each matrix, or the next larger one that it may have."""
         rank = MATRICES.index
         return {
             name: max((one for one in allowed if rank(one) <= rank(precision)), key=rank)
@@ -124,16 +103,11 @@ class Trials:
 
     @cached_property
     def exact_runtime(self) -> Any:
-        """The model in fp32."""
         matrices = self.uniform(MATRICES[0])
         return self.runtime(Recipe(model="fp32", sha256="", matrices=matrices))
 
     def runtime(self, recipe: Recipe, *, exact: bool | None = None) -> Any:
-        """Return the model by a recipe.
-
-        `exact`: attention of encoders is fp32 although matrices are not; by default it is where
-        all matrices are.
-        """
+        """`exact`: encoder attention is fp32 even if matrices are not; None: if all are."""
         constants = {
             part: self.packed[recipe.matrices.get(part.name, MATRICES[0])][part]
             for part in self.packed[MATRICES[0]]
@@ -170,10 +144,9 @@ class Trials:
     def difference(
         self, runtime: Any, most: int | None = None, *, encoded: bool = False
     ) -> Difference:
-        """Compare a runtime's predictions with fp32's, on the first sequences.
+        """Compare with fp32 on the first sequences: none is begun after `most` positions.
 
-        `most`: positions after which no sequence is begun. `encoded`: use fp32's encoded sources
-        instead of encoding them again.
+        `encoded`: use fp32's encoded sources instead of encoding them again.
         """
         flips, positions, divergence = 0, 0, 0.0
         for i, expected in enumerate(self._expected):
@@ -187,7 +160,7 @@ class Trials:
         return Difference(flips=flips, positions=positions, divergence=divergence / positions)
 
     def bytes_of(self, recipe: Recipe) -> int:
-        """Return the bytes of the weights, and of caches of a row of the longest sequence."""
+        """Bytes of the weights, and of caches of a row of the longest sequence."""
         weights = sum(
             _bytes(self.packed[recipe.matrices.get(part.name, MATRICES[0])][part])
             for part in self.packed[MATRICES[0]]
@@ -198,7 +171,6 @@ class Trials:
 
     @cached_property
     def source_positions(self) -> int:
-        """Encoded positions of the first sequence's source; 0 without one."""
         if not (source := self.passages[0].source):
             return 0
         given = dict(zip(self.programs["encode"].inputs, source, strict=True))
@@ -206,10 +178,7 @@ class Trials:
         return int(next(iter(sizes.values()))[2])
 
     def _predictions(self, runtime: Any, i: int, *, encoded: bool = False) -> Iterator[Float32]:
-        """Yield logits [n, vocab] of a sequence; each is valid until the next is computed.
-
-        The prompt is prefilled, and the target fed in decode steps.
-        """
+        """Logits [n, vocab], valid until the next: after the prompt and each target token."""
         passage = self.passages[i]
         cache = ready_cache(runtime, passage, self._encoded_by_fp32(i) if encoded else ())
         logits_rsv, cache = runtime.prefill([passage.prompt], cache)
@@ -221,7 +190,7 @@ class Trials:
             yield logits_rsv[0]
 
     def _encoded_by_fp32(self, i: int) -> Sequence[NDArray[Any]]:
-        """Return a sequence's source as encoded by fp32, each [1, ...]; empty without one."""
+        """Each [1, ...]; empty without a source."""
         if not self.passages[i].source:
             return ()
         if i not in self._encoded:
@@ -236,7 +205,6 @@ class Trials:
     def _packed_as(
         self, precision: str, whole: Mapping[Constant, Any], on_phase: OnPhase
     ) -> dict[Constant, Any]:
-        """Pack the matrices in a precision; other constants are unchanged."""
         checkpoint, dimensions = self._checkpoint, self._checkpoint.dimensions
         recipe = Recipe(model="", sha256="", matrices=self.uniform(precision))
         weights = CheckpointWeights(
@@ -264,7 +232,6 @@ def ready_cache(runtime: Any, passage: Passage, encoded: Sequence[NDArray[Any]] 
 
 
 def with_precision(recipe: Recipe, target: str, precision: str) -> Recipe:
-    """Return a recipe with another precision of a matrix, or of the caches that have a name."""
     if target == SELF_CACHE:
         return replace(recipe, self_cache=precision)
     if target == CROSS_CACHE:
@@ -292,7 +259,6 @@ def _divergence(expected: _Expected, logits_nv: Float32) -> float:
 
 
 def _bytes(packed: Any) -> int:
-    """Return the bytes that a packed constant takes; nothing for rows that stay in the file."""
     match packed:
         case Matrix():
             return packed.tiles.nbytes
@@ -304,7 +270,7 @@ def _bytes(packed: Any) -> int:
 
 
 def _run_bytes(run: CacheLayers, target: int, source: int) -> int:
-    """Return the bytes of keys and values for `positions`; other caches never change."""
+    """Keys and values for `positions`; other caches never change."""
     line = run.head_dim * np.dtype(run.dtype).itemsize + SCALE_BYTES * (run.dtype == "int8")
     positions = {"linear": target, "ring": min(target, run.capacity), "cross": source}
     return 2 * run.layers * run.heads * positions.get(run.kind, 0) * line

@@ -25,25 +25,15 @@ _SHARED = 1 << 18
 
 
 class AligningRuntime(EncoderDecoderOf[CacheHandle]):
-    """Alignment for runtimes over `CacheHandle`; each runs its program and knows its keys' layout.
+    """Alignment over `CacheHandle`; subclasses run the program and know the layout of the keys."""
 
-    Attributes:
-        alignment_heads: (layer, head) in the order of the program's queries; empty if it returns
-            none.
-
-    """
-
-    alignment_heads: Sequence[Sequence[int]] = ()
+    alignment_heads: Sequence[Sequence[int]] = ()  # (layer, head), ordered as the program's queries
 
     @abstractmethod
     def read(
         self, tokens_s: Int64, cache: CacheHandle, row: int, scored: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
-        """Run the program as `decode` does, on one row.
-
-        Returns the requested probabilities [p] and the alignment heads' queries fp32 [s, heads *
-        d].
-        """
+        """Run `decode` on one row; return probabilities [p] and queries fp32 [s, heads * d]."""
 
     @override
     def align(
@@ -65,17 +55,11 @@ class AligningRuntime(EncoderDecoderOf[CacheHandle]):
 
 
 class NumpyAligningRuntime(AligningRuntime):
-    """Alignment in NumPy, for runtimes without kernels for it."""
-
     @abstractmethod
     def query(
         self, tokens_s: Int64, cache: CacheHandle, row: int, positions: Sequence[int]
     ) -> tuple[Float32, Float32]:
-        """Run the program as `decode` does, on one row.
-
-        Returns the logits fp32 [len(positions), vocab], which the caller may overwrite, and of the
-        alignment heads the queries fp32 [s, heads * d].
-        """
+        """Run `decode` on one row; return fp32 logits [positions, vocab] and queries [s, h * d]."""
 
     @override
     def read(
@@ -116,7 +100,6 @@ class NumpyAligningRuntime(AligningRuntime):
 
 
 def _probabilities(logits_pv: Float32, scored: TokenProbabilityQuery) -> Float32:
-    """Return the softmax of the logits, which are overwritten, at the requested tokens, [p]."""
     logits_pv += scored.among_v
     logits_pv -= logits_pv.max(axis=1, keepdims=True)
     np.exp(logits_pv, out=logits_pv)
@@ -146,13 +129,9 @@ _ROWS_AT_ONCE = 16
 
 
 def attention_by_token(scores_hst: Float32, frames: int) -> Float32:
-    """Return a weight of each token at each frame, [s, frames].
+    """Return a weight of each token at each frame of recording (20 ms), [s, frames].
 
-    Args:
-        scores_hst: scaled products of queries and keys, before the softmax, of the heads that
-            follow the sound, for all tokens of a call and all of the encoder's frames (20 ms).
-        frames: the number of frames that are recording, not padding. At least 1.
-
+    Scores are products of queries and keys before the softmax, of the alignment heads.
     """
     heads, tokens, available = scores_hst.shape
     frames = max(1, min(frames, available))
@@ -169,7 +148,7 @@ def attention_by_token(scores_hst: Float32, frames: int) -> Float32:
 
 
 def _standing_out(scores_st: Float32) -> Float32:
-    """Return the softmax over frames; of each frame then the standard score among the tokens."""
+    """Return the softmax over frames, standardized over the tokens of each frame."""
     weights_st: Float32 = np.exp(scores_st - scores_st.max(axis=1, keepdims=True))
     weights_st /= weights_st.sum(axis=1, keepdims=True)
     weights_st -= weights_st.mean(axis=0)
@@ -182,12 +161,11 @@ def _standing_out(scores_st: Float32) -> Float32:
 class _Smoothing:
     """Medians of each frame and its three neighbours on both sides; the ends are mirrored.
 
-    Two neighbouring windows share six frames. Their medians are those of the third and fourth
-    smallest of the six with the one frame that each has alone. The six are three pairs, each of
-    which is sorted once for three windows; the least of the lower and the greatest of the higher
-    ones are neither third nor fourth, and of the other four, two by two in order, the inner two are
-    a maximum and a minimum. So even and odd frames lie apart. All is computed in memory that is
-    kept: fresh memory would cost as much as the medians.
+    Two adjacent windows share six frames; their medians are those of the six's third and fourth
+    smallest and the frame that each has alone. The six are three pairs, each sorted once for three
+    windows. The least of the lower and the greatest of the higher values are neither third nor
+    fourth; of the other four, paired by order, the inner two are a maximum and a minimum. So even
+    and odd frames are stored apart. Memory is reused: allocating it costs as much as the medians.
     """
 
     def __init__(self, frames: int) -> None:
@@ -198,10 +176,7 @@ class _Smoothing:
         self._room_nrp = np.empty((8, _ROWS_AT_ONCE, windows + 2), np.float32)
 
     def add(self, weights_rt: Float32, total_2rw: Float32) -> None:
-        """Add the medians to totals of even and of odd frames.
-
-        Rows too short for medians are added as they are.
-        """
+        """Add the medians to totals of even and odd frames; rows too short are added unchanged."""
         beside = _MEDIAN_WIDTH // 2
         frames, rows = self._frames, len(weights_rt)
         if frames <= beside:
@@ -219,7 +194,6 @@ class _Smoothing:
             total_rw += medians_rw
 
     def _medians(self, even_rp: Float32, odd_rp: Float32) -> tuple[Float32, Float32]:
-        """Return the medians of windows that begin at even places, and at odd places."""
         low, high, *room = self._room_nrp[:, : len(even_rp)]
         a, b, c, d, e, f = (part[:, :-2] for part in room)
         np.minimum(odd_rp[:, :-1], even_rp[:, 1:], out=low)
@@ -245,15 +219,12 @@ class _Smoothing:
 
 
 def dtw(weights_nt: Float32) -> Int64:
-    """Return the frame at which each row begins on the best monotonic path, [n], ascending.
+    """Compute `kvcast.runtimes.base.EncoderDecoderOf.dtw`.
 
-    `kvcast.runtimes.base.EncoderDecoderOf.dtw` says which that is.
-
-    The cost of a path that enters row n at frame i and goes on to frame j is what it cost until it
-    entered, less the row's sum before i, plus its sum up to j. So the best entry for each j is a
-    running minimum, and a row is computed at once. Sums are in fp64, in which weights of fp32 add
-    up exactly or nearly so; `dtw_cpu` rounds each sum to fp32 and may prefer another of two paths
-    that are equal but for that.
+    A path that enters row n at frame i and continues to j costs its cost on entry, less the row's
+    sum before i, plus the sum up to j. So the best entry for each j is a running minimum, and a row
+    is computed at once. fp64 sums of fp32 weights are (nearly) exact; `dtw_cpu` rounds each sum to
+    fp32 and may prefer another of two otherwise equal paths.
     """
     rows, frames = weights_nt.shape
     costs_np = np.full((rows + 1, frames + 1), np.inf)
@@ -275,7 +246,6 @@ def dtw(weights_nt: Float32) -> Int64:
 
 
 def _begins(costs_np: NDArray[np.float64], entries_nt: NDArray[np.float64]) -> Int64:
-    """Follow the path from its end; return the first frame of each row."""
     begins_n = np.zeros(len(entries_nt), np.int64)
     frame = entries_nt.shape[1] - 1
     for row in reversed(range(len(entries_nt))):

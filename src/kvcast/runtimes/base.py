@@ -50,9 +50,7 @@ class Alignment(NamedTuple):
 class InputStream(ABC):
     """An input whose audio is still arriving, in a slot of a cache.
 
-    Attributes:
-        held: positions in the slot, with those that `finish` added until more audio arrives.
-
+    `held` counts its positions, with those that `finish` added until more audio arrives.
     """
 
     def __init__(self) -> None:
@@ -60,10 +58,7 @@ class InputStream(ABC):
 
     @abstractmethod
     def listen(self, samples: Float32) -> None:
-        """Encode the samples of further positions, [n, samples per position].
-
-        The first call needs enough samples for one complete position.
-        """
+        """Encode samples [n, samples per position]; the first call needs one complete position."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -75,10 +70,7 @@ class InputStream(ABC):
 
 
 class Cache(Protocol):
-    """The self-attention cache of `rows` sequences; sliding-window layers are ring buffers.
-
-    An encoder-decoder model's also has slots for encoded inputs, which rows read.
-    """
+    """The self-attention cache of `rows` sequences, and slots for encoded inputs that rows read."""
 
     @property
     def lengths(self) -> Int32:
@@ -89,21 +81,14 @@ class Cache(Protocol):
         """Longest sequence that a row can hold."""
 
     def revocable(self, row: int, kept: int, most: int) -> int:
-        """Return how many draft positions a row can append so that `truncate` can remove them.
-
-        They follow `kept` new positions that stay. At most `most`; fewer if capacity or a ring
-        limits it.
-        """
+        """Return how many drafts after `kept` tokens `truncate` could remove, at most `most`."""
 
     @property
     def has_snapshots(self) -> bool:
         """Whether rows are truncated to snapshots (`RuntimeOf.take_snapshots`)."""
 
     def reachable(self, row: int, most: int) -> int:
-        """Return the longest length, up to `most`, that `RuntimeOf.truncate` can cut a row to.
-
-        0: only `RuntimeOf.reset` can.
-        """
+        """Return the longest length, up to `most`, to truncate a row to; 0: only `reset` can."""
 
 
 CacheT = TypeVar("CacheT", bound=Cache)
@@ -113,14 +98,10 @@ class RuntimeOf(Protocol[CacheT]):
     """A runtime of any model, over its own cache type.
 
     Rows are independent: any of them may take part in a call, each with its own number of tokens.
-    Where a layer is a ring, an older handle is invalid once the ring has evicted positions;
-    `truncate` then raises.
+    A ring's older handle is invalid once it has evicted positions; `truncate` then raises.
 
-    Attributes:
-        prompts_differ: whether `prefill` uses a narrower dtype than `decode`. Then a prompt may
-            only continue positions that `prefill` computed; otherwise its results would depend on
-            the row's earlier contents.
-
+    `prompts_differ`: `prefill` uses a narrower dtype than `decode`, so a prompt may only continue
+    positions that `prefill` computed.
     """
 
     prompts_differ: bool
@@ -128,8 +109,8 @@ class RuntimeOf(Protocol[CacheT]):
     def new_cache(self, rows: int, capacity: int, inputs: int = 0) -> CacheT:
         """Return an empty cache of `rows` sequences of up to `capacity` positions.
 
-        An encoder-decoder model's also has `inputs` free slots for encoded inputs, and no more
-        positions than the model was trained for.
+        An encoder-decoder model's has `inputs` free slots, and no more positions than it was
+        trained for.
         """
 
     def row_bytes(self, capacity: int) -> int:
@@ -145,15 +126,14 @@ class RuntimeOf(Protocol[CacheT]):
         """Append tokens to rows: one, or several with the same results as single steps.
 
         Args:
-            tokens: the new tokens [S] of each row that takes part, S >= 1, S differs between rows;
-                copied, so the caller may change them afterwards.
+            tokens: the new tokens [S] of each row, S >= 1, which may differ; copied.
             cache: grows.
             rows: which rows take part, ascending, without repeats; None is all.
             positions: offsets into each row's new tokens (negative counts from its end).
 
         Returns:
-            fp32 logits [len(tokens), len(positions), vocab] and the grown cache. The logits are
-            in the runtime's memory, valid until its next call; the caller may overwrite them.
+            fp32 logits [len(tokens), len(positions), vocab], in the runtime's memory, valid until
+            its next call (the caller may overwrite them), and the grown cache.
 
         """
 
@@ -166,56 +146,40 @@ class RuntimeOf(Protocol[CacheT]):
     ) -> tuple[Float32, CacheT]:
         """Append a chunk of a prompt to each row; arguments and results as for `decode`.
 
-        The results do not depend on how a prompt is cut into chunks. A runtime may use a narrower
-        dtype than for steps: see `prompts_differ`.
+        The results do not depend on the chunks, but may differ from steps: see `prompts_differ`.
         """
 
     def reorder(self, cache: CacheT, parents: Sequence[int]) -> CacheT:
-        """Return a cache whose row i continues old row `parents[i]`, in place.
+        """Return a cache whose row i continues old row `parents[i]` and reads its input.
 
-        One parent per row. A row reads its parent's input. Only positions that differ are copied.
+        In place: only positions that differ are copied.
         """
 
     def fork(self, cache: CacheT, parents: Sequence[int], capacity: int | None = None) -> CacheT:
-        """Return a new cache whose row i is a copy of row `parents[i]`.
-
-        The old cache is unchanged: a computed prefix can be continued many times. Decoder-only.
-        """
+        """Return a new cache whose row i is a copy of row `parents[i]`. Decoder-only."""
 
     def adopt(
         self, cache: CacheT, rows: Sequence[int], other: CacheT, parents: Sequence[int]
     ) -> CacheT:
-        """Return a cache whose row `rows[i]` is a copy of row `parents[i]` of another cache.
-
-        The other cache is unchanged. Decoder-only.
-        """
+        """Return a cache whose row `rows[i]` copies row `parents[i]` of `other`. Decoder-only."""
 
     def reset(
         self, cache: CacheT, rows: Sequence[int], inputs: Sequence[int] | None = None
     ) -> CacheT:
-        """Return a cache whose given rows are empty; stale contents remain in memory, never read.
+        """Return a cache whose given rows are empty; stale contents are never read.
 
-        Row `rows[i]` reads the encoded input in slot `inputs[i]` from now on; without `inputs`
-        the rows read none and are free.
+        Row `rows[i]` then reads the encoded input in slot `inputs[i]`, or none without `inputs`.
         """
 
     def take_snapshots(self, cache: CacheT, rows: Sequence[int]) -> CacheT:  # noqa: ARG002
-        """Return a cache whose given rows can be truncated to their present length.
-
-        For small layers that evict positions; a row keeps its last few snapshots.
-        """
+        """Make rows truncatable to their present length; a row keeps its last few snapshots."""
         return cache
 
     def truncate(self, cache: CacheT, rows: Sequence[int], lengths: Sequence[int]) -> CacheT:
         """Return a cache whose row `rows[i]` holds only its first `lengths[i]` positions.
 
-        The row still reads its input. Nothing is computed or copied. A prefix LM's source is not
-        cut.
-
-        Raises:
-            ValueError: a row holds fewer, or a ring has evicted positions that the row would need;
-                `Cache.revocable` gives beforehand how many can be removed.
-
+        The row still reads its input. A prefix LM's source is not cut. Raises ValueError if a row
+        holds fewer, or a ring has evicted positions that it would need (see `Cache.revocable`).
         """
 
 
@@ -226,7 +190,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
         """Encode inputs once, into slots of the cache that no row reads any more.
 
         Args:
-            cache: from `new_cache`, with slots for inputs.
+            cache: with slots for inputs.
             slots: which slots to fill, one for each input.
             source: arguments of the encode program, each [len(slots), ...]. Whisper: log-mel
                 features fp32 [n, n_mels, frames]. T5: tokens int64 [n, t], padded at their ends
@@ -255,53 +219,33 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
     ) -> Alignment:
         """Return the cross-attention of new tokens of a row; Whisper only.
 
-        The tokens are computed in one call and discarded: `cache` stays the newest handle.
-
-        Args:
-            tokens_s: [s], s >= 1.
-            cache: in which `row` reads an input.
-            row: which.
-            scored: tokens whose probabilities are returned; None for no probabilities.
-
-        Raises:
-            ValueError: the model has no alignment heads.
-
+        The tokens [s], s >= 1, are computed in one call and discarded: `cache` stays the newest
+        handle. Probabilities are returned of the tokens `scored`. Raises ValueError without
+        alignment heads.
         """
 
     def attention_by_token(self, scores_hst: Float32, frames: int) -> Float32:
-        """Return a weight of each token at each frame for alignment, fp32 [s, frames].
+        """Return a weight of each token at each frame, fp32 [s, frames], from scores of all tokens.
 
         Attention is standardized over tokens, median-filtered over frames and averaged over heads.
-
-        Args:
-            scores_hst: from `align`, of all its tokens.
-            frames: the number of the t frames that are recording, not padding; clamped to 1 .. t.
-
+        `frames` are recording, not padding; clamped to 1 .. t.
         """
 
     def dtw(self, weights_nt: Float32) -> Int64:
         """Return the frame at which each row begins on the best monotonic path, [n], ascending.
 
-        The path leads from the first frame of the first row to the last frame of the last, in
-        steps of one row, one frame or both, with the greatest sum of weights. As in
-        openai-whisper's `dtw_cpu`, a tie between a step of one row and a step of both takes
-        neither.
-
-        Args:
-            weights_nt: n consecutive rows of a result of `attention_by_token`.
-
+        `weights_nt` are consecutive rows of `attention_by_token`. The path leads from the first
+        frame of the first row to the last frame of the last, in steps of one row, one frame or
+        both, with the greatest sum of weights. As in openai-whisper's `dtw_cpu`, a tie between a
+        step of one row and a step of both takes neither.
         """
 
 
 class PrefixRuntimeOf(RuntimeOf[CacheT], Protocol[CacheT]):
-    """A prefix LM runtime: the first call on an empty row is the whole source, bidirectional.
-
-    All later tokens are target. This follows from lengths, so callers use it like any other
-    runtime.
-    """
+    """A prefix LM runtime: the first call on an empty row is the whole source, bidirectional."""
 
     def embed(self, sources: Sequence[Int64]) -> Float32:
-        """Return the pooled vector of each source, fp32 [len(sources), width].
+        """Return the pooled vectors fp32 [len(sources), width].
 
         Raises KvcastError for a source that is empty or longer than the model takes.
         """
@@ -339,7 +283,6 @@ class ForkSafeLock:
 
 
 def exclusive(runtime: Any) -> ForkSafeLock:
-    """Return the lock of a runtime, the same one for all callers."""
     held = vars(runtime)
     # Only the first caller makes one; of two at once, both get the one that was set first.
     lock: ForkSafeLock = held.get(_NAME) or held.setdefault(_NAME, ForkSafeLock())

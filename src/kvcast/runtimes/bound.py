@@ -1,7 +1,4 @@
-"""Runtimes whose `decode` reads and writes NumPy arrays that are bound to its calls.
-
-Decode-step calls are bound once and reused: a step fills their arrays and runs them.
-"""
+"""Runtimes whose `decode` binds NumPy arrays to calls once and reuses them in decode steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,29 +39,15 @@ class StepArrays:
 
 
 class Chunk(NamedTuple):
-    """Calls that append several tokens to each row of a run, ready to run.
-
-    Attributes:
-        calls: bound calls, in any order.
-        kept: whether the next such chunk reuses the logits array, so that logits must be copied.
-
-    """
-
-    calls: Sequence[Any]
+    calls: Sequence[Any]  # in any order
     logits: Float32
-    kept: bool = False
+    kept: bool = False  # the next such chunk reuses the logits array, so logits must be copied
 
 
 class BoundRuntime(CachedRuntime):
-    """The program `decode` over caches in NumPy arrays: all of a decoder-only model.
-
-    Attributes:
-        encoded: names of the inputs of `decode` that `encode` fills.
-
-    """
+    """The program `decode` over caches in NumPy arrays; `encoded`: its inputs from `encode`."""
 
     def __init__(self, manifest: Manifest, execute: Callable[[Any], object]) -> None:
-        """Take the manifest, and a function that runs a bound call."""
         self._execute = execute
         self._layers = [layer for layer in manifest.cache if layer.kind not in ENCODED]
         self._vocab: int = manifest.dimensions["vocab_size"]
@@ -80,10 +63,7 @@ class BoundRuntime(CachedRuntime):
         given: Sequence[NDArray[Any]],
         results: Mapping[str, Float32],
     ) -> Any:
-        """Bind a call of `decode` that writes its results to arrays, by name.
-
-        `given`: its tokens, lengths and offsets.
-        """
+        """Bind a call of `decode`; `given`: tokens, lengths, offsets; `results`: arrays by name."""
 
     @abstractmethod
     def chunk(
@@ -97,7 +77,7 @@ class BoundRuntime(CachedRuntime):
         """Bind the calls that append several tokens to each row of a run."""
 
     def divided(self, run: Run) -> Iterable[Run]:
-        """Split a run of one new token each into runs of one call."""
+        """Split a run of one new token per row into runs of one call."""
         return (run,)
 
     @override
@@ -134,7 +114,6 @@ class BoundRuntime(CachedRuntime):
         return step.logits[plan.places]
 
     def arrays(self, rows: int, new: int, count: int) -> StepArrays:
-        """Return arrays for a call that returns logits at `count` offsets."""
         return StepArrays(
             np.zeros((rows, new), np.int64),
             np.zeros(rows, np.int32),

@@ -38,7 +38,6 @@ class CacheHandle:
 
     @property
     def lengths(self) -> Int32:
-        """[rows]: number of positions that each row has seen."""
         return self.history.lengths
 
     @property
@@ -46,7 +45,6 @@ class CacheHandle:
         return self.history.capacity
 
     def revocable(self, row: int, kept: int, most: int) -> int:
-        """Return how many draft positions a row can append, as `kvcast.runtimes.base.Cache`."""
         stays = int(self.lengths[row]) + kept
         if self.history.shortest[row] > stays:
             return 0
@@ -58,19 +56,16 @@ class CacheHandle:
         return self.memory.has_snapshots
 
     def reachable(self, row: int, most: int) -> int:
-        """Return the longest length, up to `most`, to truncate a row to; 0: only reset."""
         if most >= self.history.shortest[row]:
             return min(most, int(self.lengths[row]))
         return self.snapshots.longest(row, most)
 
     def append(self, rows: Sequence[int], tokens: Tokens) -> Self:
-        """Return the handle after rows append tokens; KvcastError if they do not fit."""
         history = self._turned(self.history.append(rows, tokens), rows)
         restored = self.snapshots.restore_pending(self.memory, rows)
         return type(self)(self.memory, history, self.reads, restored)
 
     def take_snapshots(self, rows: Sequence[int]) -> Self:
-        """Return the handle whose given rows can be truncated to their present length."""
         if not self.has_snapshots:
             return self
         lengths = {row: int(self.lengths[row]) for row in rows}
@@ -78,14 +73,12 @@ class CacheHandle:
         return replace(self, snapshots=restored.take(self.memory, lengths))
 
     def reset(self, rows: Sequence[int], inputs: Sequence[int] | None) -> Self:
-        """Return the handle whose given rows are empty and read these inputs, or none."""
         changed = dict(zip(rows, inputs or [_NONE] * len(rows), strict=True))
         reads = tuple(changed.get(row, slot) for row, slot in enumerate(self.reads))
         history, snapshots = self.history.reset(rows), self.snapshots.reset(rows)
         return type(self)(self.memory, history, self._same(reads), snapshots)
 
     def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
-        """Return the handle whose given rows are truncated to these lengths."""
         by_row = dict(zip(rows, lengths, strict=True))
         snapshots = self.snapshots.truncate(by_row, self.history.shortest.tolist())
         back = {
@@ -113,23 +106,18 @@ class CacheHandle:
         return replace(self, history=history, snapshots=snapshots)
 
     def vacate(self, slots: Sequence[int]) -> None:
-        """Empty slots of inputs; no row may read them."""
         if read := set(slots).intersection(self.reads):
             row = self.reads.index(min(read))
             raise ValueError(f"input {min(read)} is still read by row {row}")
         self.memory.vacate(slots)
 
     def input_of(self, row: int) -> int:
-        """Return the slot of the input that a row reads."""
         if self.reads[row] == _NONE:
             raise ValueError(f"row {row} reads no input: reset it to one first")
         return self.reads[row]
 
     def plan(self, rows: Sequence[int], tokens: Tokens, *, prompt: bool = False) -> CallPlan:
-        """Divide rows with new tokens, of steps or a prompt, among calls; this may move rows.
-
-        The plan of a step is cached until other rows step or rows read other inputs.
-        """
+        """Divide rows with new tokens among calls, perhaps moving rows; steps' plans are cached."""
         memory, new = self.memory, [len(chunk) for chunk in tokens]
         is_step = max(new) == 1 and not prompt
         plan: CallPlan | None = memory.bound.get("plan")
@@ -152,7 +140,6 @@ class CacheHandle:
         return plan
 
     def _turned(self, history: History, rows: Sequence[int]) -> History:
-        """Return the history after rings evicted their oldest positions."""
         if not self.memory.has_rings:
             return history
         held = history.lengths[list(rows)].tolist()
@@ -231,14 +218,9 @@ class CacheHandle:
 
 
 class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
-    """A runtime over `CacheHandle`; subclasses allocate memory and run programs.
+    """A runtime over `CacheHandle`; subclasses allocate memory and run programs."""
 
-    Attributes:
-        longest: upper limit of a cache's capacity; None for no limit.
-
-    """
-
-    longest: int | None = None
+    longest: int | None = None  # upper limit of a cache's capacity
     prompts_differ: bool = False
 
     @abstractmethod
@@ -253,10 +235,7 @@ class CachedRuntime(ABC, RuntimeOf[CacheHandle]):
     def run(
         self, tokens: Tokens, cache: CacheHandle, rows: list[int], positions: Sequence[int]
     ) -> Float32:
-        """Run the program on new tokens of rows; returns logits as `decode` does.
-
-        `cache` is the handle before the call; the program writes into its memory.
-        """
+        """Run the program on new tokens, writing into the cache; returns logits as `decode`."""
 
     def slots(self, count: int) -> Slots:
         return Slots(count, self.make)

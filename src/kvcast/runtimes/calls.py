@@ -42,7 +42,6 @@ class CallPlan:
     bound: Any = None  # a runtime's own state for the next call with this plan
 
     def in_order(self, logits: Sequence[Float32]) -> Float32:
-        """Return the logits of all runs in the order of the requested rows."""
         if len(logits) == 1 and isinstance(self.places, slice):
             return logits[0]
         ordered = np.empty((len(self.rows), *logits[0].shape[1:]), np.float32)
@@ -66,10 +65,7 @@ def are_neighbours(places: Sequence[int], members: Sequence[int]) -> bool:
 
 
 def assign_ranges(places: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return new places: a range for each group, consecutive from place 0 on.
-
-    Members within their group's range stay, and so do all others whose place remains free.
-    """
+    """Return new places: consecutive ranges of groups; members whose place remains free stay."""
     placed: dict[int, int] = {}
     first = 0
     for group in groups:

@@ -1,7 +1,4 @@
-"""Reads the traffic of a model's programs, and finds whole copies of caches in a bundle.
-
-The table of runtimes names each runtime's reader. Nothing is run.
-"""
+"""Reads the traffic of a model's programs, and finds whole copies of caches in a bundle."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,10 +23,7 @@ _USUAL_SOURCE = 128
 def traffic_of(folder: Path, manifest: Manifest, sizes: CallSizes) -> ModelTraffic:
     """Return the traffic of a call of each program of a bundle whose checksums were verified.
 
-    Raises:
-        UsageError: the model has no such sizes.
-        KvcastError: the runtime's files cannot be read, or lack information.
-
+    Raises UsageError for sizes that the model lacks, KvcastError if files lack information.
     """
     family, dimensions = manifest.model()
     sizes = _fitting(sizes, family, dimensions)
@@ -49,10 +43,7 @@ def traffic_of_checkpoint(
 ) -> ModelTraffic:
     """Return the traffic of a call of each program of a checkpoint opened without a bundle.
 
-    Raises:
-        UsageError: the model has no such sizes.
-        KvcastError: the model cannot be read.
-
+    Raises UsageError for sizes that the model lacks, KvcastError if it cannot be read.
     """
     sizes = _fitting(sizes, checkpoint.family, checkpoint.dimensions)
     precision = checkpoint.opened_in(precision)
@@ -68,13 +59,9 @@ def traffic_of_checkpoint(
 def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheTraffic]:
     """Return the caches that a step of a bundle copies whole; there should be none.
 
-    `manifest` is the bundle's, if it has been read and verified. A convolution's last inputs and a
-    state are rewritten by nature and do not count.
-
-    Raises:
-        InputMissingError: `folder` is no bundle.
-        KvcastError: it is damaged, or its files lack information.
-
+    `manifest` is the bundle's, if it was verified. Convolution inputs and states do not count,
+    since each step rewrites them. Raises InputMissingError without a bundle, KvcastError if it is
+    damaged.
     """
     manifest = read_bundle(folder) if manifest is None else manifest
     family, dimensions = manifest.model()
@@ -83,7 +70,6 @@ def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheT
 
 
 def _reader(runtime: str) -> TrafficReader:
-    """Return a runtime's reader; raises KvcastError if it is unknown or not installed."""
     if runtime not in RUNTIMES:
         raise KvcastError(f"this kvcast knows no runtime {runtime}: update it")
     about = RUNTIMES[runtime]
@@ -100,10 +86,7 @@ def _reader(runtime: str) -> TrafficReader:
 
 
 def _fitting(sizes: CallSizes, family: Family, dimensions: Any) -> CallSizes:
-    """Return sizes that a model supports, with the positions of its encoded inputs.
-
-    Raises UsageError for an unsupported length, or a source length where it is fixed.
-    """
+    """Add the positions of encoded inputs; UsageError for sizes that the model does not support."""
     longest = family.positions(dimensions)
     if sizes.length + sizes.new > longest:
         raise UsageError(

@@ -3,10 +3,6 @@
 Keys and values at a position depend only on the row's past. In beam search rows continue other
 rows, so rows with a common parent hold the same keys and values up to where they diverged, and only
 later positions are copied.
-
-Example: five beams of one prompt of 4 tokens, 30 steps later. Row 2 is to continue row 0; both
-descend from one row that lived until step 27. They share the first 31 positions, so 3 positions
-of one row are copied and not 34 of five.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,21 +26,10 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """The lengths of rows and of their common prefixes.
-
-    Attributes:
-        lengths: [rows], positions that each row has seen.
-        shortest: [rows], the least length that each row can be truncated to: rings have evicted the
-            positions that a shorter one would need.
-        parted_rr: [rows, rows], length of the prefix that two rows share because one continued the
-            other, or both a third; the diagonal is unused.
-
-    """
-
     capacity: int
-    lengths: Int32
-    shortest: Int32
-    parted_rr: Int32
+    lengths: Int32  # [rows], positions that each row has seen
+    shortest: Int32  # [rows], least length to truncate each row to, as rings have evicted positions
+    parted_rr: Int32  # length of the prefix that two rows share by descent; the diagonal is unused
 
     @classmethod
     def empty(cls, rows: int, capacity: int) -> Self:
@@ -62,7 +47,6 @@ class History:
         return type(self)(self.capacity, grown, self.shortest, self.parted_rr)
 
     def let_go(self, rows: Sequence[int], shortest: Sequence[int]) -> Self:
-        """Describe the cache after rings evicted positions that shorter rows would need."""
         raised = self.shortest.copy()
         raised[list(rows)] = np.maximum(raised[list(rows)], shortest)
         return replace(self, shortest=raised)
@@ -76,7 +60,6 @@ class History:
         return replace(self, shortest=lowered)
 
     def reset(self, rows: Sequence[int]) -> Self:
-        """Describe the cache after the given rows were emptied."""
         lengths, shortest, parted_rr = (
             part.copy() for part in (self.lengths, self.shortest, self.parted_rr)
         )
@@ -85,10 +68,7 @@ class History:
         return type(self)(self.capacity, lengths, shortest, parted_rr)
 
     def truncate(self, rows: Sequence[int], lengths: Sequence[int]) -> Self:
-        """Describe the cache after row `rows[i]` was truncated to `lengths[i]` positions.
-
-        Raises ValueError for a row that holds fewer, or cannot be truncated that far.
-        """
+        """Truncate row `rows[i]` to `lengths[i]` positions; ValueError if it cannot be."""
         cut, parted_rr = self.lengths.copy(), self.parted_rr.copy()
         for row, length in zip(rows, lengths, strict=True):
             if not self.shortest[row] <= length <= cut[row]:
@@ -102,7 +82,6 @@ class History:
         return replace(self, lengths=cut, parted_rr=parted_rr)
 
     def adopt(self, rows: Sequence[int], other: Self, parents: Sequence[int]) -> Self:
-        """Describe the cache after row `parents[i]` of another was copied to row `rows[i]`."""
         taken, kept = other.lengths[list(parents)], self.reset(rows)
         held = int(taken.max(initial=0))
         if held > self.capacity:

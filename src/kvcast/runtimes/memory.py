@@ -55,8 +55,7 @@ class TurningRing(Ring):
 class CompactedRing(Ring):
     """The last positions are in order from slot 0, and are moved there when `slots` are full.
 
-    How many are evicted at a time is the contract of `sliding_window_cache` in ONNX Runtime's
-    `GroupQueryAttention`, and a function of the length alone.
+    The contract of `sliding_window_cache` in ONNX Runtime's `GroupQueryAttention`.
     """
 
     window: int
@@ -91,29 +90,20 @@ class Rewritten(Ring):
 
 @dataclass(frozen=True)
 class Layer:
-    """The keys or the values of one layer, or the inputs of its convolution.
+    """The keys or the values of one layer, or the inputs of its convolution."""
 
-    Attributes:
-        shape: of one row, with positions on axis 1.
-        ring: how positions are evicted; None for a linear cache. A ring whose slots depend on the
-            capacity is a `TurningRing`.
-
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one row, with positions on axis 1
     dtype: Any
+    # None for a linear cache; a `TurningRing` if its slots depend on the capacity
     ring: Ring | None = None
     has_snapshots: bool = False
 
 
-_ON_TRIAL = 16
+_ON_TRIAL = 16  # inputs that a convolution keeps to remove drafts
 
 
 def recurrent_layers(run: CacheLayers, dtype: Any) -> list[Layer] | None:
-    """Describe the tensors of a recurrent layer; None for a layer with keys and values.
-
-    A convolution keeps more inputs than it reads, so that drafts can be removed.
-    """
+    """Describe the tensors of a recurrent layer; None for a layer with keys and values."""
     if run.kind == "inputs":
         return [_inputs(run.capacity, run.head_dim, dtype, _ON_TRIAL)]
     if run.kind == "state":
@@ -131,11 +121,7 @@ def _inputs(length: int, channels: int, dtype: Any, on_trial: int) -> Layer:
 
 
 class Slots:
-    """Encoded inputs in arrays [slots, ...], such as keys [slots, heads, t, d].
-
-    The arrays have the positions of the longest input. The lengths of shorter inputs are one of
-    these arrays.
-    """
+    """Encoded inputs in arrays [slots, ...] of the longest; one array has their lengths."""
 
     def __init__(self, count: int, make: Make) -> None:
         self.places = list(range(count))
@@ -173,14 +159,9 @@ class Slots:
         return grown
 
     def room(self, slots: Sequence[int], shapes: list[tuple[int, ...]]) -> list[Array] | None:
-        """Return views of the arrays, [len(slots), ...], for a caller to write inputs into.
+        """Return views [len(slots), ...] of empty slots to write inputs of these shapes into.
 
         None without such an array, or if the slots are not adjacent: use `fill`.
-
-        Args:
-            slots: empty ones.
-            shapes: of one input's arrays.
-
         """
         first = self.places[slots[0]]
         beside = [self.places[slot] for slot in slots] == list(range(first, first + len(slots)))
@@ -190,7 +171,6 @@ class Slots:
         return [part[first : first + len(slots)] for part in self.parts]
 
     def move(self, places: list[int]) -> None:
-        """Move inputs to other places, one for each slot."""
         moved = [slot for slot in self._shapes if places[slot] != self.places[slot]]
         targets, sources = [places[slot] for slot in moved], [self.places[slot] for slot in moved]
         if moved:
@@ -246,8 +226,7 @@ class Memory:
     Attributes:
         cells: tensors of each layer in the program's order, each [rows, ., c, ...].
         bound: views and bindings of these arrays; cleared when the arrays are replaced.
-        has_snapshots: whether rows can be truncated to snapshots; False with a ring of a long
-            window.
+        has_snapshots: False with a ring of a long window.
 
     """
 
@@ -271,7 +250,6 @@ class Memory:
         self.version = 0
 
     def views(self, places: range, slots: range) -> tuple[list[Array], list[Array]]:
-        """Return views of all cells at the rows' places, and of all inputs' arrays at theirs."""
         key = ("views", places, slots)
         if key not in self.bound:
             rows, inputs = (slice(part.start, part.stop) for part in (places, slots))
@@ -285,12 +263,7 @@ class Memory:
     def held(self, row: int, tensor: int, positions: range, reached: int) -> Array:
         """Return a copy of a row's positions in a tensor, [., n, ...]; a state is copied whole.
 
-        Args:
-            row: which.
-            tensor: index of the tensor in the program's order.
-            positions: positions that the row still holds.
-            reached: how many positions it has seen.
-
+        `tensor` is its index in the program's order; `reached` the number of positions seen.
         """
         cell, ring = self.cells[tensor][self.places[row]], self._layers[tensor].ring
         if isinstance(ring, Rewritten):
@@ -308,7 +281,6 @@ class Memory:
         return max((ring.shortest(reached) for ring in self._rings), default=0)
 
     def take_snapshot(self, row: int, length: int) -> Snapshot:
-        """Copy the rings and states of a row that holds `length` positions."""
         place = self.places[row]
         return Snapshot(length, self.shortest(length), [cell[[place]] for cell in self._turning])
 
@@ -330,7 +302,6 @@ class Memory:
             self.bound.clear()
 
     def copy(self, moves: Sequence[Moves]) -> None:
-        """Copy positions from row to row, all at once."""
         self._copy(
             [
                 (
@@ -359,7 +330,6 @@ class Memory:
                 new[target, :, to] = old[source, :, of]
 
     def move(self, places: list[int], lengths: Int32) -> None:
-        """Move rows to other places, one for each row."""
         moved = [row for row, place in enumerate(places) if place != self.places[row]]
         held = [row for row in moved if lengths[row]]
         if held:
@@ -370,7 +340,6 @@ class Memory:
         self.version += 1
 
     def _copy(self, copies: Sequence[tuple[list[int], list[int], slice]]) -> None:
-        """Copy spans from other places, all at once."""
         for layer, block in self._blocks.items():
             # The slot of a position in a ring depends on the row's past, so a ring is copied whole.
             is_ring = layer.ring is not None

@@ -1,8 +1,7 @@
 """Opens a bundle's files on a runtime; errors are one line that names the file.
 
-Checksums detect damage, but not a file that disagrees with its manifest: both may have been changed
-and resealed. So a program's arguments are compared with the manifest before memory is allocated for
-them, and any error of a runtime becomes a KvcastError.
+A resealed bundle may disagree with its manifest, so a program's arguments are checked before memory
+is allocated for them, and any error of a runtime becomes a KvcastError.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ class ProgramFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise KvcastError, which names the file, for any exception raised inside."""
+    """Turn any exception inside into a KvcastError that names the file."""
     try:
         yield
     except KvcastError:
@@ -55,14 +54,9 @@ def check_programs(
     rows: int | None,
     cache: Callable[[int, int | None, int], Shape],
 ) -> None:
-    """Raise KvcastError unless programs, by name, match the manifest.
+    """Raise KvcastError unless programs, as the runtime describes them, match the manifest.
 
-    Args:
-        manifest: the bundle's.
-        programs: as the runtime describes them.
-        rows: maximum rows of a call; None: dynamic.
-        cache: the shape of a cache's tensor of heads, positions and the size of a head.
-
+    `rows`: maximum of a call; `cache`: a tensor's shape from heads, positions and head size.
     """
     layers = [run for run in manifest.cache if run.kind not in ENCODED for _ in range(run.layers)]
     known = _known(manifest, layers, rows, cache)
@@ -125,7 +119,6 @@ def _check_arguments(
     declared: Mapping[str, TensorSpec],
     known: Mapping[str, TensorSpec],
 ) -> None:
-    """Raise KvcastError unless declared arguments match the manifest and have known types."""
     if set(promised) != set(declared):
         odd = min(set(promised) ^ set(declared))
         where = "bundle.json" if odd in promised else "the file"
@@ -154,7 +147,6 @@ def _shown(argument: TensorSpec) -> str:
 
 
 def _check_past(path: Path, inputs: Sequence[str], layers: Sequence[CacheLayers]) -> None:
-    """Raise KvcastError unless a program takes the caches of each layer, in order."""
     wanted = [f"past_{part}_{i}" for i, layer in enumerate(layers) for part in layer.parts]
     if [name for name in inputs if name.startswith("past_")] != wanted:
         raise KvcastError(

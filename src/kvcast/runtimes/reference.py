@@ -1,7 +1,4 @@
-"""Models in fp32 that exports are compared with, and that lowerings measure.
-
-kvcast's own kernels execute them where their library is or can be compiled, else PyTorch does.
-"""
+"""Models in fp32, as references of exports, by kvcast's own kernels or else PyTorch."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +21,7 @@ from kvcast.spec.runtimes import BundlePrecision, OnPhase
 
 
 class Reference(Protocol):
-    """A model in fp32.
-
-    Attributes:
-        name: names its executor in a proof's record.
-        dimensions: the family's.
-        runtime: runs its programs.
-
-    """
-
-    name: str
+    name: str  # names its executor in a proof's record
     dimensions: Any
     runtime: Any
 
@@ -44,9 +32,9 @@ class Reference(Protocol):
         inputs: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, NDArray[np.float32]],
     ) -> None:
-        """Run a program over the model's constants.
+        """Run a program over the model's constants, writing to caches.
 
-        It fills `outputs`, which may be results of steps by their names, and writes to caches.
+        It fills `outputs`, which may be results of ops by their names.
         """
 
     @abstractmethod
@@ -64,15 +52,8 @@ def reference_of(
 ) -> Reference:
     """Return a checkpoint's model in fp32.
 
-    Args:
-        checkpoint: the model's files.
-        programs: gives its programs as PyTorch executes them.
-        on_phase: called before the library is compiled.
-        instructions: a set of the library's, by default the chosen.
-
-    Raises:
-        LibraryMissingError: there is neither a library nor PyTorch.
-
+    `programs` returns its programs for PyTorch; `on_phase` is called before kernels are compiled.
+    Raises LibraryMissingError if there is neither a library nor PyTorch.
     """
     if is_there(lambda: on_phase("compiling kernels")) or not has_torch():
         return NativeReference(checkpoint, instructions)
@@ -80,7 +61,7 @@ def reference_of(
 
 
 def check_reference() -> None:
-    """Raise KvcastError where neither the library is there, or a compiler for it, nor PyTorch."""
+    """Raise KvcastError without PyTorch, a library and a compiler for it."""
     try:
         if not has_torch() and find_library() is None:
             check_compiler()

@@ -1,8 +1,4 @@
-"""Building blocks of every target's `self_test`: run a tiny program on each library.
-
-A broken package can fail in any way, including ending the process, so callers use a separate
-process.
-"""
+"""Building blocks of every target's `self_test`: tiny programs; run in a separate process."""
 
 import os
 import shutil
@@ -26,20 +22,12 @@ _SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTestResult:
-    """A self-test's report on a runtime that works.
-
-    Attributes:
-        versions: versions of its packages, by name.
-        no_export: why exporting to it fails here; empty if exporting works.
-
-    """
-
     versions: dict[str, str]
-    no_export: str = ""
+    no_export: str = ""  # why exporting to it fails here; empty if it works
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Return the versions of installed distributions; raises KvcastError for the first missing."""
+    """Return versions of installed packages; raises KvcastError for the first missing one."""
     try:
         return {name: version(name) for name in names}
     except PackageNotFoundError as error:
@@ -47,7 +35,6 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def import_all(*modules: str) -> dict[str, str]:
-    """Import modules and return their versions; a broken one may raise anything."""
     for name in modules:
         import_module(name)
     return {name: version(name.replace("_", "-")) for name in modules}
@@ -60,7 +47,6 @@ def cuda_devices() -> list[str]:
 
 
 def double_on_onnx() -> None:
-    """Run a graph on ONNX Runtime; a broken one may raise anything."""
     import numpy as np
     import onnxruntime
 
@@ -70,23 +56,18 @@ def double_on_onnx() -> None:
 
 
 def double_on_torch() -> None:
-    """Multiply matrices with PyTorch; a broken one may raise anything."""
     import torch
 
     _check(bool((torch.ones(2, 3) @ torch.ones(3, 2) == 3).all()))
 
 
 def find_compiler() -> str | None:
-    """Return the command of the C++ compiler that AOTInductor would use; None if there is none."""
     candidates = (os.environ.get("CXX"), "g++", "clang++")
     return next((name for name in candidates if name and shutil.which(name)), None)
 
 
 def compile_tiny() -> dict[str, str]:
-    """Compile a file of C++ to a library, as AOTInductor does; returns the compiler's version.
-
-    Raises KvcastError where there is no compiler or it fails.
-    """
+    """Compile a C++ library as AOTInductor does; return the compiler's version, or KvcastError."""
     compiler = find_compiler()
     if compiler is None:
         raise KvcastError("compiling needs g++: install it (Debian: apt install g++)")

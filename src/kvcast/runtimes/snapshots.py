@@ -50,10 +50,7 @@ class Snapshots:
         return self._drop_pending(rows)._replace_kept(dict.fromkeys(rows, ()))
 
     def truncate(self, lengths: Mapping[int, int], shortest: Sequence[int]) -> Self:
-        """Drop snapshots past `lengths`; the last is pending where memory alone cannot go back.
-
-        `shortest`: of each row, the least length that its memory can be truncated to.
-        """
+        """Drop snapshots past `lengths`; the last is pending if below a row's `shortest` length."""
         kept = {
             row: tuple(each for each in self.kept[row] if each.length <= length)
             for row, length in lengths.items()

@@ -33,39 +33,19 @@ Lowered = tuple[dict[str, Graph], tuple[CacheLayers, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Options for compiling native code.
-
-    Attributes:
-        device: "cpu" or "cuda": where the code will run.
-        max_autotune: whether the compiler times several kernels for each matrix product and keeps
-            the fastest.
-
-    """
-
-    device: str = "cpu"
-    max_autotune: bool = False
+    device: str = "cpu"  # "cpu" or "cuda"
+    max_autotune: bool = False  # time several kernels for each GEMM and keep the fastest
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoweringJob:
-    """A checkpoint to lower, and how.
-
-    Attributes:
-        programs: returns the same programs, in fp32, each time, as PyTorch executes them. Needs
-            PyTorch.
-        special_tokens: tokens that start, steer and end a text, for callers that read only the
-            graphs' files.
-        on_phase: called at the start of each phase of lowering.
-        blocks_of: the checkpoint's quantized codes of a matrix, for targets that can keep them.
-
-    """
-
     checkpoint: Checkpoint
-    programs: Callable[[], Any]
+    programs: Callable[[], Any]  # returns the same fp32 programs each time; needs PyTorch
     precision: BundlePrecision
     build: BuildOptions
-    special_tokens: Mapping[str, Sequence[int]]
+    special_tokens: Mapping[str, Sequence[int]]  # for callers that read only the graphs' files
     on_phase: OnPhase = ignore_phase
+    # the checkpoint's codes of a matrix, for targets that can keep them
     blocks_of: BlocksOf = no_blocks
 
     @property
@@ -83,7 +63,6 @@ class LoweringJob:
         return self.family.programs(self.dimensions)
 
     def constants(self) -> dict[str, NDArray[Any]]:
-        """Return the programs' constants by name, tensors in fp32."""
         tensors: dict[str, NDArray[Any]] = {
             name: np.ascontiguousarray(tensor, np.float32)
             for name, tensor in self.checkpoint.tensors.items()
@@ -91,7 +70,6 @@ class LoweringJob:
         return {**tensors, **self.family.constants(self.dimensions, tensors)}
 
     def signatures(self) -> Mapping[str, Any]:
-        """Return the signature of each program, for PyTorch's exporters."""
         from kvcast.runtimes.lowering.torch_export import signature_of  # which imports torch
 
         programs, described = self.programs(), self.described().items()
@@ -104,44 +82,23 @@ class LoweringJob:
 
 @dataclass(frozen=True)
 class StoredValues:
-    """A constant as a file holds it.
-
-    Attributes:
-        numbers: values in the checkpoint's shape; dequantized codes of a quantized matrix.
-        steps: the scales, fp32, per output or per block of inputs: [..., outputs, blocks]; None if
-            not quantized.
-        bits: bits of a code; of a value if not quantized.
-
-    """
-
-    numbers: NDArray[Any]
-    steps: NDArray[np.float32] | None = None
-    bits: int = 32
+    numbers: NDArray[Any]  # in the checkpoint's shape, dequantized
+    steps: NDArray[np.float32] | None = None  # scales [..., outputs, blocks]; None if not quantized
+    bits: int = 32  # of a code, or of a value if not quantized
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The constants and programs that can be read from a bundle's files.
-
-    Attributes:
-        constants: by the name in programs, read when called; empty if they cannot be read.
-        programs: by name; empty if the files do not contain the families' programs.
-
-    """
+    """The constants and programs that can be read from a bundle's files; empty if they cannot."""
 
     constants: Mapping[str, Callable[[], StoredValues]] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
 
 
 class Target(Protocol):
-    """A runtime that models are exported to.
+    """A runtime that models are exported to."""
 
-    Attributes:
-        needs: modules that exporting imports, installed by the runtime's extra.
-
-    """
-
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # modules that exporting imports, installed by the runtime's extra
     tools: tuple[str, ...]
 
     def check_build(
@@ -156,7 +113,6 @@ class Target(Protocol):
         """Write the graphs of a family's programs; raises KvcastError if the target cannot."""
 
     def reference(self, job: LoweringJob) -> Reference:
-        """Return the model in fp32 that a bundle is compared with."""
         return job.reference()
 
     def self_test(self) -> SelfTestResult:
@@ -171,10 +127,7 @@ class Target(Protocol):
         return ()
 
     def suits_machine(self, on_phase: OnPhase) -> bool:  # noqa: ARG002 - most need nothing
-        """Return whether it opens bundles on this machine at its intended speed.
-
-        It may compile a library first, after calling `on_phase`.
-        """
+        """Return whether bundles run at their intended speed; may compile after `on_phase`."""
         return True
 
     def runtimes(self) -> Mapping[Interface, Any]:
@@ -189,7 +142,7 @@ class Target(Protocol):
         manifest: Manifest,  # noqa: ARG002
         shapes: Mapping[str, tuple[int, ...]],  # noqa: ARG002
     ) -> Stored:
-        """Return what can be read of a bundle's files; `shapes` are of the checkpoint's tensors."""
+        """Return the readable content of a bundle's files; `shapes` are the checkpoint's."""
         return Stored()
 
     def open_checkpoint(
@@ -208,13 +161,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase) -> str:
-    """Return the default runtime for a model that is not a bundle.
-
-    Args:
-        request: the requested precision.
-        on_phase: called before a library is compiled, which takes seconds.
-
-    """
+    """Return the runtime for a model that is not a bundle; compiles a library after `on_phase`."""
     suited = [name for name in DEFAULT_RUNTIMES if TARGETS[name].suits_machine(on_phase)]
     # If none suits, the first runs slowly or reports its requirements.
     fallback = next(iter(suited), DEFAULT_RUNTIMES[0])

@@ -1,12 +1,12 @@
 """Memory traffic of one program call by layer: operators, and bytes of weights and caches.
 
 A runtime's reader (`kvcast/runtimes/*/traffic.py`) derives it from the code that the runtime
-executes: opcodes, nodes of a graph, generated C++. It runs nothing.
+executes, without running it: opcodes, nodes of a graph, generated C++.
 
-Counted: each weight once per call and whole; of a lookup table the rows looked up; tables that are
-not tensors of the model, such as rotary angles, not at all. Of a cache the earlier entries that the
-call's queries see, and the entries that it writes; of a copied cache also the whole copy, read and
-written.
+Each weight counts once per call and whole, a lookup table by the rows looked up, and tables that
+are no tensors of the model, such as rotary angles, not at all. A cache counts by the earlier
+entries that the call's queries see and the entries that it writes, and by a whole copy, read and
+written, if it is copied.
 """
 
 import re
@@ -51,18 +51,12 @@ _LAYER = re.compile(r"(?:(?P<stack>encoder|decoder)\.)?(?:.*\.)?layers\.(?P<numb
 
 @dataclass(frozen=True, kw_only=True)
 class CallSizes:
-    """The sizes of a call: `new` tokens per row after `length` positions in each row.
+    """The sizes of a call: `new` tokens per row after `length` positions in each row."""
 
-    Attributes:
-        rows: rows of the call, each with its own encoded input.
-        source: positions of an encoded input; None: the usual length.
-
-    """
-
-    rows: int = 1
+    rows: int = 1  # each with its own encoded input
     length: int = 64
     new: int = 1
-    source: int | None = None
+    source: int | None = None  # positions of an encoded input; None: the usual length
 
     def seen(self, window: int | None) -> int:
         """Return how many of a row's earlier positions the call's queries attend to."""
@@ -71,29 +65,19 @@ class CallSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTensor:
-    """A tensor of a cache as a program takes it.
-
-    `window`: positions that a query sees or a convolution reads, its own included; None: all.
-    """
-
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    # positions that a query sees or a convolution reads, with its own; None: all
     window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTraffic:
-    """The traffic of a call on one tensor of a cache.
-
-    Attributes:
-        kind: kind of its layer, as in `CacheLayers`.
-        copied: bytes of whole copies, which `read` and `written` include.
-
-    """
+    """The traffic of a call on one tensor of a cache; `read` and `written` include whole copies."""
 
     name: str
-    kind: str
+    kind: str  # of its layer, as in `CacheLayers`
     how: str
     read: int
     written: int
@@ -135,8 +119,6 @@ class ProgramTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTraffic:
-    """The traffic of a call of each of a model's programs on a runtime."""
-
     family: str
     runtime: str
     precision: BundlePrecision
@@ -145,15 +127,14 @@ class ModelTraffic:
 
     @property
     def copies(self) -> Sequence[CacheTraffic]:
-        """The caches that a call copies whole."""
         caches = (cache for program in self.programs for cache in program.caches)
         return [cache for cache in caches if cache.how == COPIED]
 
 
 class TrafficReader(Protocol):
-    """A runtime's reader of its programs' traffic. Raises KvcastError with one line.
+    """A runtime's reader of its programs' traffic, for sizes that the model supports.
 
-    Sizes are supported by the model, and include the positions of its encoded inputs.
+    Raises KvcastError with one line.
     """
 
     def bundle(
@@ -164,14 +145,11 @@ class TrafficReader(Protocol):
     def checkpoint(
         self, checkpoint: "Checkpoint", precision: BundlePrecision, sizes: CallSizes
     ) -> Sequence[ProgramTraffic]:
-        """Read a checkpoint that the runtime opens without a bundle."""
         raise NotImplementedError
 
 
 @dataclass
 class _Cache:
-    """The traffic of a cache's tensor so far; `size`: bytes of the whole tensor."""
-
     size: int
     read: int = 0
     written: int = 0
@@ -205,10 +183,7 @@ class _Layer:
 
 
 class Tally:
-    """Counts a program's operators in order, by layer.
-
-    A layer begins with the first operator that reads one of its tensors, by the tensor's name.
-    """
+    """Counts operators by layer, which begins with the first operator that reads its tensors."""
 
     def __init__(
         self,
@@ -221,8 +196,7 @@ class Tally:
     ) -> None:
         """Begin a program; `tensors` are the model's, `filled` the caches that are its results.
 
-        With `by_number` all traffic of a cache is counted in the layer of its index, for compilers
-        that move the operators.
+        `by_number`: traffic of a cache counts in the layer of its index (compilers move operators).
         """
         self._program = program
         self._tensors = tensors
@@ -234,7 +208,7 @@ class Tally:
         self._name = INPUT
 
     def enter(self, layer: str) -> None:
-        """Count the following operators in a layer that the reader identified without names."""
+        """Count the next operators in a layer that the reader identified without names."""
         self._name = layer
 
     def operator(self, name: str, constants: Iterable[str] = ()) -> None:
@@ -262,10 +236,7 @@ class Tally:
     def cache(
         self, name: str, by: str, size: int, *, read: int = 0, written: int = 0, copied: int = 0
     ) -> None:
-        """Count bytes of a cache that an operator reads, writes, or copies whole.
-
-        `size`: bytes of the whole tensor.
-        """
+        """Count bytes of a cache of `size` that an operator reads, writes, or copies whole."""
         own = self._elsewhere if self._by_number else self._layer_of(name).caches
         cache = own.setdefault(name, _Cache(size))
         cache.read += read + copied
@@ -312,9 +283,9 @@ class Tally:
 def caches_of(
     layers: Sequence[CacheLayers], sizes: CallSizes, *, spare: int = 0
 ) -> dict[str, CacheTensor]:
-    """Return the caches' tensors by the names of the program's arguments, and of its results.
+    """Return the caches' tensors by argument or result, with the least capacity for a call.
 
-    Their capacity is the least that the call allows; `spare`: slots of a ring past its window.
+    `spare`: slots of a ring past its window.
     """
     own = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
     encoded = [run for run in layers if run.kind in ENCODED for _ in range(run.layers)]
@@ -346,10 +317,7 @@ def _shapes(run: CacheLayers, sizes: CallSizes, spare: int) -> list[tuple[int, .
 def shapes_of(
     signature: ProgramSignature, sizes: CallSizes, probed: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of a program's arguments but caches, by its name.
-
-    Sizes that depend on audio are as in the proof's input, whose shapes are `probed`.
-    """
+    """Return the shapes of arguments except caches; sizes of audio are as in `probed`."""
     named = {
         "rows": sizes.rows,
         "batch": sizes.rows,
@@ -365,12 +333,11 @@ def shapes_of(
 
 
 def resolved(shape: Shape, named: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with sizes in place of names."""
     return tuple(size if isinstance(size, int) else named[size] for size in shape)
 
 
 def probed_shapes(family: Family, dimensions: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arguments of `encode` in a family's proof; none without it."""
+    """Return the shapes of the arguments of `encode` in a family's proof, if it has one."""
     encode = family.programs(dimensions).get("encode")
     if encode is None:
         return {}

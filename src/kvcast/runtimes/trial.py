@@ -6,10 +6,9 @@ from kvcast.runtimes.base import Runtime
 
 
 class Trial:
-    """A row about to be fed draft tokens, after `kept` tokens that stay.
+    """A row about to be fed up to `most` drafts, after `kept` tokens that stay.
 
-    If its rings and states cannot be truncated that far, `begin` takes a snapshot. `most` is the
-    number of drafts that can be fed, up to the requested one.
+    If its rings and states cannot be truncated that far, `begin` takes a snapshot.
     """
 
     def __init__(self, runtime: Runtime, cache: Any, row: int, *, kept: int, most: int) -> None:
@@ -19,16 +18,12 @@ class Trial:
         self.most = min(most, room) if cache.has_snapshots else self._revocable
 
     def begin(self, cache: Any, count: int) -> Any:
-        """Return the cache, prepared for `count` draft tokens."""
         if count <= self._revocable:
             return cache
         return self._runtime.take_snapshots(cache, [self._row])
 
 
 def roll_back(runtime: Runtime, cache: Any, row: int, length: int) -> tuple[Any, int]:
-    """Truncate a row to its first `length` positions, or to the longest snapshot within them.
-
-    Returns the cache and the row's length; accepted tokens after it must be fed again.
-    """
+    """Truncate a row to `length`, or the longest snapshot within; return cache and row length."""
     reached = int(cache.reachable(row, length))
     return runtime.truncate(cache, [row], [reached]), reached

@@ -1,7 +1,6 @@
 """`POST /v1/messages`: Anthropic's interface to conversations, with tools, at once or streamed.
 
-Its blocks become messages of chat completions, and texts and calls become blocks. Source: the
-Messages API reference of docs.anthropic.com, version 2023-06-01.
+Source: the Messages API reference of docs.anthropic.com, version 2023-06-01.
 """
 
 import json
@@ -30,8 +29,7 @@ from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_THOUGHT = frozenset({"thinking", "redacted_thinking"})
-"""Blocks of other models' thoughts, which clients send back."""
+_THOUGHT = frozenset({"thinking", "redacted_thinking"})  # of other models, sent back
 
 
 async def messages(state: State, request: Request, body: MessagesRequest) -> Response:
@@ -99,7 +97,6 @@ def _system(system: Any) -> Iterator[dict[str, Any]]:
 
 
 def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of chat completions that a message's blocks are."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise ApiError(400, "role must be user or assistant", param="messages")
@@ -268,7 +265,6 @@ class _MessageAnswer(Answer):
         return next(stops, None)
 
     def _usage(self, cached: int, generated: int) -> dict[str, int]:
-        """Tokens that were found in the cache are counted apart, as Anthropic does."""
         return {
             "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,

@@ -56,8 +56,7 @@ _TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
-}
-"""The system's own table may differ, and browsers insist on these."""
+}  # the system's own table may differ, and browsers insist on these
 _FORM = Form(media_type="multipart/form-data")
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": description}
@@ -75,10 +74,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 def create(
     models: Models, params: ServeParams, draining: Callable[[], bool] = lambda: False
 ) -> ASGIApp:
-    """Return the application that serves these models.
-
-    `draining`: whether the server stops and refuses new requests.
-    """
+    """Return the application that serves these models; if `draining`, it refuses new requests."""
     state = State(
         models=models,
         limits=params,

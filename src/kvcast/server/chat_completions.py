@@ -102,8 +102,6 @@ def _chat_options(body: ChatRequest, served: Served) -> dict[str, Any]:
 
 
 class _OpenAIAnswer(Answer):
-    """An answer in chunks of the same form as the whole."""
-
     _chunk_kind: str
 
     def __init__(

@@ -27,23 +27,16 @@ from kvcast.text.texts import TextGeneration
 
 T = TypeVar("T")
 
-Check = Callable[[], None]
-"""Raises GoneError once no client waits for the work."""
-
-_PROMPTS = 32
-"""Requests that are prepared at once: most wait, for a template's or a grammar's process."""
+Check = Callable[[], None]  # raises GoneError once no client waits for the work
+_PROMPTS = 32  # requests prepared at once: most wait for a template's or grammar's process
 _GRAMMARS = frozenset({"grammar", "json_schema", "regex", "lark"})
-_COMPUTING = 2
-"""Long answers that are made at once off the event loop: more would keep it from its turn."""
-_VALUES = 500
-"""Values of an answer that are made where the event loop runs."""
-_RECORDINGS = 2
-"""Recordings that are read at once; each takes a processor."""
+_COMPUTING = 2  # long answers made at once off the event loop: more would delay it
+_VALUES = 500  # values of an answer that are made where the event loop runs
+_RECORDINGS = 2  # recordings that are read at once; each takes a processor
 
 
 class Calls:
     def __init__(self, timeout: float) -> None:
-        """Take the seconds that a request may take, once its body is complete."""
         self._timeout = timeout
         # Pools: queued work can be cancelled, and a busy thread stays counted.
         self._prompts = ThreadPoolExecutor(_PROMPTS, "kvcast-prompts")
@@ -71,27 +64,20 @@ class Calls:
     async def read(
         self, request: Request, function: Callable[[Check], T], discard: Callable[[T], None]
     ) -> T:
-        """Read a recording off the event loop; raises as `begin`.
+        """Read a recording off the event loop; `discard` takes one whose client has left.
 
-        `function`: reads it, and calls its argument from time to time. `discard`: takes a recording
-        whose client has left.
+        `function` calls its argument from time to time. Raises as `begin`.
         """
         return await self._attended(request, self._recordings, function, discard)
 
     async def prepare(self, request: Request, function: Callable[[Check], T]) -> T:
-        """Prepare inputs off the event loop; raises as `begin`.
-
-        `function` calls its argument from time to time.
-        """
+        """Prepare inputs off the event loop, as `read`; raises as `begin`."""
         return await self._attended(request, self._computing, function, lambda _: None)
 
     async def begin(
         self, request: Request, engine: Engine, given: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Submit the prompt that `given` returns.
-
-        Raises as `Engine.submit`, DeadlineError, and GoneError if the client leaves before.
-        """
+        """Submit a prompt; raises the errors of `Engine.submit`, DeadlineError and GoneError."""
         check_room(engine)
 
         def work(check: Check) -> Job[Any, Any]:
@@ -105,8 +91,8 @@ class Calls:
     async def try_grammar(self, request: Request, options: dict[str, Any]) -> None:
         """Wait until the grammar of a text is compiled in the sandbox, or refused.
 
-        It waits in a separate queue, and blocks no thread that others could use. Raises
-        UsageError for options that cannot be served, FullError, DeadlineError and GoneError.
+        It waits in a separate queue, and blocks no thread that others could use. Raises UsageError,
+        FullError, DeadlineError and GoneError.
         """
         if not options.keys() & _GRAMMARS:
             return
@@ -137,8 +123,6 @@ class Calls:
         return jobs
 
     async def results(self, request: Request, jobs: Sequence[Job[Any, T]]) -> list[T]:
-        """Wait for the results of several jobs; as `result`, and an error of one ends all."""
-
         async def wait() -> list[T]:
             return [await job for job in jobs]
 
@@ -154,11 +138,7 @@ class Calls:
         give_up: Callable[[], None] = lambda: None,
         seconds: float | None = None,
     ) -> T:
-        """Wait for work.
-
-        Raises GoneError if the client, whose body was read, disconnects, and DeadlineError after
-        `seconds`.
-        """
+        """Wait for work; raises GoneError if the client leaves, DeadlineError after `seconds`."""
         working = asyncio.ensure_future(work)
         watching = asyncio.ensure_future(gone(request.receive))
         try:
@@ -209,10 +189,7 @@ class Calls:
 
 
 def check_room(engine: Engine, count: int = 1) -> None:
-    """Raise for jobs that an engine would refuse, before any work is done for them.
-
-    Raises ApiError for more than it ever takes, and QueueFullError for more than it takes now.
-    """
+    """Raise ApiError for more jobs than an engine ever takes, or QueueFullError if it is full."""
     status = engine.status()
     most = status.queue + status.rows
     if count > most:
@@ -226,13 +203,11 @@ def check_room(engine: Engine, count: int = 1) -> None:
 
 
 def cancel(jobs: Iterable[Job[Any, Any]]) -> None:
-    """Cancel jobs; has no effect on finished ones."""
     for job in jobs:
         job.cancel()
 
 
 def late() -> DeadlineError:
-    """Return the error for a request that took too long."""
     return DeadlineError("the request was not done by its deadline")
 
 
@@ -247,9 +222,8 @@ def _discarded(discard: Callable[[T], None], done: "Future[T]") -> None:
         discard(done.result())
 
 
-_MOST_NAMES = 20
-_LONGEST_NAME = 64
-"""Most names of ignored fields that are reported, and their characters."""
+_MOST_NAMES = 20  # of ignored fields that are reported
+_LONGEST_NAME = 64  # in characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +239,6 @@ class State:
     async def generate(
         self, request: Request, served: Served, prompt: Callable[[], Any], options: dict[str, Any]
     ) -> Job[Any, Any]:
-        """Begin texts; raises the errors of the prompt's maker, and as `Calls.begin`."""
         await self.calls.try_grammar(request, options)
         job = await self.calls.begin(request, served.engine, prompt, options)
         self.metrics.watch(served.name, job)
@@ -288,7 +261,6 @@ class State:
         await self.load(body.model)
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is known and not loaded."""
         if self.models.is_unloaded(name):
             await self.calls.in_thread(lambda: self.models.load(name))
 
@@ -311,7 +283,6 @@ class State:
             )
 
     def generated_texts(self, request: Request, result: Any) -> list[TextGeneration]:
-        """Return the texts of a job's result, for the log as well."""
         texts = several(result)
         self.journal.content(request, answer=[text.text for text in texts])
         return texts

@@ -14,17 +14,12 @@ from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 from kvcast.text.grammar_compiler import FullError
 
-RETRY_SECONDS = 1
-"""When a client that was refused for load should try again."""
-
+RETRY_SECONDS = 1  # when a client that was refused for load should try again
 _LOG = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """A request that is refused.
-
-    `code`: OpenAI's code, or None. `param`: the field at fault, or None.
-    """
+    """A request that is refused, with OpenAI's code, and the field at fault."""
 
     def __init__(
         self,
@@ -64,8 +59,7 @@ class ApiError(Exception):
         return self.message
 
 
-MESSAGES = "/v1/messages"
-"""Begins the paths of Anthropic's interface, whose errors have another form."""
+MESSAGES = "/v1/messages"  # paths of Anthropic's interface, whose errors have another form
 
 _MESSAGES_KINDS = {
     401: "authentication_error",
@@ -78,14 +72,12 @@ _MESSAGES_KINDS = {
 
 
 def messages_document(error: ApiError) -> dict[str, Any]:
-    """Return the body of the answer as Anthropic's clients read it."""
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     about = {"type": _MESSAGES_KINDS.get(error.status, kind), "message": error.message}
     return {"type": "error", "error": about}
 
 
 def document_for(path: str, error: ApiError) -> dict[str, Any]:
-    """Return the body of the answer on this path."""
     return messages_document(error) if path.startswith(MESSAGES) else error.document
 
 
@@ -94,7 +86,6 @@ class GoneError(Exception):
 
 
 def busy(message: str) -> ApiError:
-    """Return the refusal of a request for which there is no room now."""
     return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded")
 
 
@@ -140,12 +131,10 @@ def api_error(error: BaseException) -> ApiError:
     )
 
 
-MOST_HEADERS = 64 << 10
-"""Bytes of a request's headers, at most."""
+MOST_HEADERS = 64 << 10  # bytes of a request's headers, at most
 
 
-MOST_URL = 8 << 10
-"""Bytes of its path and query, at most."""
+MOST_URL = 8 << 10  # bytes of its path and query, at most
 
 
 def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
@@ -154,7 +143,6 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 def url_too_long() -> ApiError:
-    """Return the refusal of a long path or query."""
     return ApiError(414, f"the URL is longer than {MOST_URL >> 10} KiB", code="url_too_long")
 
 

@@ -1,7 +1,7 @@
 """The log, one line a request, and metrics for Prometheus.
 
-Prompts and answers are only logged with --log-content. Metrics that vLLM has, too, have vLLM's
-names, so that its dashboards work; the rest begins with `kvcast:`.
+Prompts and answers are only logged with --log-content. Metrics have vLLM's names where vLLM has
+them, so that its dashboards work.
 """
 
 import asyncio
@@ -41,11 +41,7 @@ class RequestLog:
         request.scope["state"]["notices"] = list(notices)
 
     def write(self, scope: Any, *, status: int, began: float, kind: str | None) -> None:
-        """Log a request that is over.
-
-        `status`: of the answer; 499 for a client that left before it. `kind`: OpenAI's type or code
-        of the error.
-        """
+        """Log a request that is over; `status` is 499 for a client that left before its answer."""
         client = scope.get("client") or ("-", 0)
         fields = {
             "client": client[0],
@@ -64,8 +60,6 @@ class RequestLog:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats records as lines of text, or as JSON."""
-
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
@@ -118,9 +112,7 @@ def install(*, as_json: bool) -> None:
     uvicorn.addFilter(lambda record: "without completing handshake" not in record.getMessage())
 
 
-_TICK = 0.02
-"""Seconds between two looks at the event loop."""
-
+_TICK = 0.02  # seconds between two looks at the event loop
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
 _EACH = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
@@ -232,7 +224,6 @@ class Metrics:
         job.when_done(measure)
 
     def watch(self, model: str, job: Job[Any, Any]) -> None:
-        """Measure the texts of a job, once it is over."""
         job.when_done(lambda: self._measure(model, job))
 
     def _measure(self, model: str, job: Job[Any, Any]) -> None:
@@ -258,5 +249,4 @@ def _texts(job: Job[Any, Any]) -> Iterator[TextGeneration]:
 
 
 def several(result: Any) -> list[TextGeneration]:
-    """Return the texts of a job's result, also if it is one."""
     return result if isinstance(result, list) else [result]

@@ -35,8 +35,7 @@ from kvcast.server.errors import (
 )
 from kvcast.server.params import ServeParams
 
-_OPEN = ("/", "/page", "/health", "/ready")
-"""Paths without a key: they reveal nothing of other clients' requests."""
+_OPEN = ("/", "/page", "/health", "/ready")  # without a key
 
 STATUS = frozenset({"/health", "/ready", "/metrics"})
 
@@ -47,12 +46,9 @@ _KEY = "openai-insecure-api-key."
 _ANSWERS = {"websocket.accept": 101, "websocket.close": 403, "websocket.http.response.start": 500}
 """Status of the answer to a WebSocket, unless the message has one."""
 
-_WORTH_FREEING = 1 << 20
-_PAUSE = 0.5
-"""Bytes that are worth giving back, and seconds before it is done."""
-
-SILENCE = 30.0
-"""Seconds between two parts of a body, at most. All of it may take as long as a request."""
+_WORTH_FREEING = 1 << 20  # bytes that are worth giving back
+_PAUSE = 0.5  # seconds before they are given back
+SILENCE = 30.0  # seconds between two parts of a body, which may take as long as a request
 
 
 @dataclass
@@ -187,8 +183,6 @@ class Guard:
 
 
 class Access:
-    """Access control: keys and host names."""
-
     def __init__(self, params: ServeParams) -> None:
         self._keys = [_digest(key) for key in params.keys]
         self._names = frozenset(params.host_names) if _is_local(params.host) else None
@@ -206,7 +200,7 @@ class Access:
             )
 
     def client(self, scope: Scope) -> Hashable:
-        """Return whose request it is: its key's, where keys are needed, or its address's."""
+        """Return the request's key where keys are needed, or else its address."""
         if self._keys:
             return _digest(_bearer(Headers(scope=scope)))
         return (scope.get("client") or ("", 0))[0]
@@ -214,8 +208,8 @@ class Access:
     def check_host(self, headers: Headers) -> None:
         """Raise ApiError for a foreign host name at a local address.
 
-        A foreign page's host name may resolve to this address (DNS rebinding), and its requests
-        would count as same-origin.
+        A foreign page's host name may resolve to this address (DNS rebinding): it would be
+        same-origin.
         """
         if self._names is None or (host := headers.get("host")) is None:
             return
@@ -235,7 +229,6 @@ class Access:
 
 
 def stopping() -> ApiError:
-    """Return the refusal of a request that comes too late."""
     return ApiError(503, "the server stops", kind="server_error", code="unavailable")
 
 
@@ -352,7 +345,6 @@ class _Body:
         return message
 
     def release(self) -> None:
-        """Note that nothing of the body and its answer is kept any more."""
         self._bodies.take(-self._size)
         self._bodies.freed(self._size + self.answered)
         self._size = 0

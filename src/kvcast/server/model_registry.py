@@ -22,20 +22,15 @@ _GENERATES = "does not transcribe: use a speech model"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """A model under a name.
-
-    `kind`: "speech", "chat" (it has a chat template), "completion" or "text2text". `created`: when
-    it was opened, in seconds since 1970.
-    """
+    """A model under a name."""
 
     name: str
     engine: Engine
-    kind: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    kind: str  # "speech", "chat" (it has a chat template), "completion" or "text2text"
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     @property
     def model(self) -> Any:
-        """The model, as `kvcast.load` returned it."""
         return self.engine.model
 
     @property
@@ -44,10 +39,7 @@ class Served:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt: limited by the model and by a row of its engine.
-
-        A longer text is translated sentence by sentence.
-        """
+        """Most tokens of a prompt; translation models split longer texts into sentences."""
         generation = self.model.generation
         if generation.tokenizer.translates:
             return MOST_POSITIONS
@@ -74,7 +66,6 @@ class Served:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Its entry in `GET /v1/models`."""
         return {
             "id": self.name,
             "object": "model",
@@ -103,8 +94,7 @@ def kind_of(model: Any) -> str:
     return CHAT
 
 
-Opener: TypeAlias = Callable[[Sequence[Engine]], Engine]
-"""Opens a model again, given the engines that run."""
+Opener: TypeAlias = Callable[[Sequence[Engine]], Engine]  # opens a model beside running engines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +105,11 @@ class _Unloaded:
 
 
 class Models:
-    """The models of a server, by name; the first comes first in lists.
-
-    A model may be unloaded and loaded again.
-    """
+    """The models of a server, by name; the first comes first in lists."""
 
     def __init__(
         self, served: Iterable[Served], openers: Mapping[Engine, Opener] | None = None
     ) -> None:
-        """Take them in order, and how they are opened again; UsageError for two of one name."""
         self._by_name: dict[str, Served] = {}
         for model in served:
             if model.name in self._by_name:
@@ -134,8 +120,7 @@ class Models:
         self._unloaded: dict[str, _Unloaded] = {}
         self._active: dict[Engine, tuple[int, float]] = {}
         self._lock = RLock()
-        self.sessions = 0
-        """Live sessions, whose models stay."""
+        self.sessions = 0  # live sessions, whose models stay
 
     def __iter__(self) -> Iterator[Served]:
         return iter([self._by_name[name] for name in self._names if name in self._by_name])
@@ -159,7 +144,6 @@ class Models:
         )
 
     def is_unloaded(self, name: str) -> bool:
-        """Whether a model must be loaded before it can be used."""
         return name in self._unloaded
 
     def load(self, name: str) -> None:
@@ -176,7 +160,7 @@ class Models:
     def unload(self, name: str, drain: float) -> None:
         """Unload a model, once its requests are over, or after `drain` seconds.
 
-        Raises ApiError for a name of none, and one that cannot be opened again.
+        Raises ApiError for an unknown name, and for one that cannot be opened again.
         """
         with self._lock:
             if name in self._unloaded:
@@ -205,7 +189,7 @@ class Models:
             self.unload(name, 0)
 
     def _idle(self, served: Served) -> float:
-        """Return for how long a model had no request; less than 0 for one that stays."""
+        """Return the seconds that a model had no request; less than 0 for one that stays."""
         if served.engine not in self._openers or (served.kind == SPEECH and self.sessions):
             return -1
         now, status = time.monotonic(), served.engine.status()
@@ -221,23 +205,18 @@ class Models:
         return [self.document(name) for name in self._names]
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return a model's entry; raises ApiError for a name of none."""
         if (model := self._unloaded.get(name)) is not None:
             return model.documents[name]
         return self.named(name).document
 
     def of_kind(self, name: str, kinds: Mapping[str, str]) -> Served:
-        """Return the model of a name; raises ApiError unless its kind is one of these.
-
-        `kinds` maps each other kind to the endpoint for it.
-        """
+        """Return a model; raises ApiError with the right endpoint if its kind is one of `kinds`."""
         model = self.named(name)
         if model.kind in kinds:
             raise ApiError(400, f"the model {name!r} {kinds[model.kind]}", param="model")
         return model
 
     def speech_model(self, name: str) -> Served:
-        """Return the model of a name; raises ApiError unless it transcribes."""
         return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _GENERATES))
 
     def first_name(self, served: Served) -> str:

@@ -1,7 +1,4 @@
-"""`POST /v1/responses`: the part of OpenAI's newer interface that text needs; nothing is stored.
-
-Items of its input become messages of chat completions.
-"""
+"""`POST /v1/responses`: the part of OpenAI's newer interface that text needs; nothing is stored."""
 
 import secrets
 import time

@@ -14,8 +14,7 @@ LIMITS = Group("limits")
 ACCESS = Group("access")
 LOGS = Group("logs")
 
-MOST_TEXTS = 128
-"""Largest n of a request, as OpenAI has it."""
+MOST_TEXTS = 128  # largest n of a request, as OpenAI has it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,7 @@ def keywords(
     temperature: float = 1.0,
     **searched: Any,
 ) -> dict[str, Any]:
-    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's.
-
-    `searched` are further ones, of which None was not given.
-    """
+    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's."""
     longest = served.model.generation.limits.sequence
     defaults = {
         "temperature": temperature,
@@ -52,10 +49,7 @@ def copied(options: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def each(given: Any, param: str) -> list[Any]:
-    """Return the texts, or lists of tokens, of a field that has one or several.
-
-    Raises ApiError if there are none.
-    """
+    """Return a field's texts, or lists of tokens, of one or several; ApiError if there are none."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -103,7 +97,6 @@ def source(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_converses(served: Served, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> None:
-    """Raise ApiError for a model that holds no conversation, or not with tools."""
     if served.kind == COMPLETION:
         raise ApiError(400, f"the model {served.name!r} has no chat template: use /v1/completions")
     if served.kind == TEXT2TEXT and tools and choice != "none":
@@ -116,7 +109,6 @@ def conversation(
     tools: Sequence[Mapping[str, Any]],
     most: int | None,
 ) -> Callable[[], Any]:
-    """Return the function that makes the prompt of a conversation, in a separate thread."""
     if served.kind == TEXT2TEXT:
         return limited(served, source(messages), most)
     longest = PromptLimit(served, served.longest_prompt, most)
@@ -154,14 +146,11 @@ def limited(
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """How long a prompt may be.
-
-    `most`: tokens that this server accepts; None for no other limit.
-    """
+    """How long a prompt may be."""
 
     served: Served
     longest: int
-    most: int | None
+    most: int | None  # that this server accepts; None: no other limit
     label: str = "the prompt"
     param: str | None = None
 
@@ -199,7 +188,6 @@ class PromptLimit:
 
 
 def _without_spaces(text: str) -> int:
-    """Return the length of a text without white space; fast for one of megabytes."""
     return len(text) - sum(map(text.count, _SPACES))
 
 
@@ -218,16 +206,11 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """The tools of a request.
+    """The tools of a request."""
 
-    `offered`: the tools that the model may call, as OpenAI's chat completions describe them.
-    `form`: the model's format of tool calls; None without tools. `shape`: keywords that hold the
-    text to a form, if it must be a call, or answers have a form.
-    """
-
-    offered: Sequence[Mapping[str, Any]] = ()
-    form: ToolForm | None = None
-    shape: Mapping[str, Any] = field(default_factory=dict)
+    offered: Sequence[Mapping[str, Any]] = ()  # as OpenAI's chat completions describe them
+    form: ToolForm | None = None  # of the model's tool calls
+    shape: Mapping[str, Any] = field(default_factory=dict)  # keywords that hold the text to a form
     parallel: bool = True
 
     def parser(self) -> TextParser | None:
@@ -242,15 +225,10 @@ def tools_of(
     parallel: bool,
     shape: Mapping[str, Any] | None = None,
 ) -> Tools:
-    """Return the tools of a request.
+    """Return the tools of a request; `shape` has keywords for a text that is no call.
 
-    `choice`: "auto", "none", "required", or a description of one of the tools. `parallel`: whether
-    the model may call several. `shape`: keywords that hold a text which is no call to a format.
-
-    Raises:
-        ApiError: for a choice that names no tool, a tool that must be called with a schema that
-            cannot be kept, and where the model's template has a form that is not known.
-
+    `choice`: "auto", "none", "required", or a description of one of the tools. Raises ApiError for
+    an unknown tool, a schema that cannot be kept, and an unknown form of the model's template.
     """
     shape = shape or {}
     if not tools:
@@ -282,10 +260,7 @@ def tools_of(
 
 
 def _schema(shape: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of texts that are held to a format; raises UsageError if it cannot be kept.
-
-    Raises ApiError for a pattern.
-    """
+    """Return the schema of a format; raises ApiError for a pattern, UsageError for others."""
     if "regex" in shape:
         raise ApiError(
             400, 'regex with tools that may be called needs tool_choice "none"', param="regex"

@@ -20,17 +20,14 @@ from typing_extensions import override
 
 from kvcast.server.errors import ApiError
 
-_SMALL = 1 << 16
-"""Bytes that are parsed at once; more are parsed off the event loop."""
+_SMALL = 1 << 16  # bytes that are parsed at once; more are parsed off the event loop
 
 
-SPOOLED = 1 << 20
-"""Bytes of a body that are in memory; of a larger one all are in a file until it is read."""
+SPOOLED = 1 << 20  # bytes of a body in memory; a larger one is in a file until it is read
 
 MOST_FILES = 4
 MOST_FIELDS = 256
-MOST_FIELD = 1 << 16
-"""Files and fields of a form, and bytes of a field that is no file."""
+MOST_FIELD = 1 << 16  # bytes of a field that is no file
 
 
 class _JsonRequest(Request):
@@ -80,8 +77,6 @@ class _FormRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body with `kvcast.server.request_bodies`."""
-
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -97,8 +92,6 @@ class JsonRoute(APIRoute):
 
 
 class FormRoute(APIRoute):
-    """A route that takes a form with a file."""
-
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -109,24 +102,15 @@ class FormRoute(APIRoute):
         return handle_form
 
 
-MOST_VALUES = 1 << 20
-"""Commas of a document, at most: about the values in it."""
-
-MOST_NESTED = 1 << 18
-"""Lists and objects of a document, at most, as their brackets are counted."""
-
-MOST_NAMES = 1 << 17
-"""Names in its objects, at most, as colons are counted."""
-
-DEEPEST = 200
-"""Maximum nesting of lists and objects: answers repeat parts of requests, which must be
-serialisable."""
+MOST_VALUES = 1 << 20  # commas of a document, at most: about the values in it
+MOST_NESTED = 1 << 18  # lists and objects of a document, at most, as their brackets are counted
+MOST_NAMES = 1 << 17  # names in its objects, at most, as colons are counted
+DEEPEST = 200  # nesting of lists and objects that answers can still serialize
 
 _MOST = {"values": MOST_VALUES, "lists and objects": MOST_NESTED, "names": MOST_NAMES}
 
-_LONG = 1 << 19
-_LEVELS = 2
-"""Characters of a document that is not read in one call, and how many of its levels are apart."""
+_LONG = 1 << 19  # characters; a longer document is not read in one call
+_LEVELS = 2  # of a longer document that are read apart
 
 _Scan: TypeAlias = Callable[[str, int], Any]
 
@@ -227,9 +211,7 @@ def _is_text(document: Any) -> bool:
     return True
 
 
-_AT_ONCE = 500
-"""About how many values are encoded in one call."""
-
+_AT_ONCE = 500  # about how many values are encoded in one call
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 

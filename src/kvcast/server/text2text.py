@@ -1,7 +1,4 @@
-"""`POST /v1/text2text` and `/v1/embeddings`: models that read a source whole.
-
-OpenAI has no endpoint for the first; its fields are in the same style.
-"""
+"""`POST /v1/text2text` and `/v1/embeddings`: models that read a source whole."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -24,12 +21,10 @@ from kvcast.text.requests import TextDelta
 from kvcast.text.texts import TextGeneration
 
 _CONTINUES = "continues texts: use /v1/chat/completions or /v1/completions"
-_AT_A_TIME = 512
-"""About how many tokens are embedded between two steps of the engine."""
+_AT_A_TIME = 512  # about how many tokens are embedded between two steps of the engine
 
 
 async def text2text(state: State, request: Request, body: Text2TextRequest) -> Response:
-    """Generate the targets of sources."""
     others = NOT_GENERATING | {CHAT: _CONTINUES, COMPLETION: _CONTINUES}
     served = state.models.of_kind(body.model, others)
     assert served.kind == TEXT2TEXT

@@ -50,8 +50,6 @@ class MadePrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class CalledTool:
-    """A call with its id and its place among the calls of a text."""
-
     index: int
     id: str
     name: str
@@ -124,11 +122,7 @@ class Answer(ABC):
         copies: int = 1,
         logprobs: bool = False,
     ) -> None:
-        """Prepare.
-
-        `prompt`: of the texts; None leaves reasoning in their content. `copies`: how often each
-        text is repeated.
-        """
+        """Prepare; `prompt` None leaves reasoning in the content, `copies` repeats each text."""
         self.served = served
         self._begin_reader = partial(_Reader, served, tools, prompt)
         self._copies, self.has_logprobs = copies, logprobs
@@ -136,10 +130,7 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self, texts: Sequence[list[TextGeneration]], cached: Sequence[int]) -> Any:
-        """Return the document that has the texts of each prompt.
-
-        `cached` counts the tokens of each prompt that were found in the prefix cache.
-        """
+        """Return the document of all texts; `cached`: each prompt's tokens from the cache."""
 
     @abstractmethod
     def events(self, delta: TextDelta) -> Iterable[str]:
@@ -189,7 +180,6 @@ class Answer(ABC):
         return Part(reasoning, content, calls, probabilities, reason, is_first)
 
     def reader(self, index: int = 0) -> _Reader:
-        """Return the reader of a text, whose `calls` are all calls so far."""
         if index not in self._readers:
             self._readers[index] = self._begin_reader()
         return self._readers[index]
@@ -230,14 +220,11 @@ def _values_of(texts: Sequence[list[TextGeneration]]) -> int:
 
 
 class _Spelling(NamedTuple):
-    """The bytes and the text of a token.
-
-    `values` is a tuple, as the garbage collector untracks tuples of atoms.
-    """
+    """The bytes and the text of a token."""
 
     spelled: bytes
     text: str
-    values: tuple[int, ...]
+    values: tuple[int, ...]  # a tuple, as the garbage collector untracks tuples of atoms
 
 
 _SPELLED: "WeakKeyDictionary[Any, dict[int, _Spelling]]" = WeakKeyDictionary()
@@ -319,11 +306,9 @@ async def streamed(
     end: Callable[[Any, int], Sequence[str]],
     of_error: Callable[[ApiError], str] = lambda failure: event(failure.document),
 ) -> Events:
-    """Return the stream of a job's events, once the first has arrived.
+    """Return the stream of a job's events, once the first has arrived; raises errors before it.
 
     `end`: the events of the result, and of how many of its prompt's tokens were cached.
-
-    Raises the job's errors before its first item, so that they have a status, and GoneError.
     """
     first = await calls.unless_gone(request, job.arrived(), job.cancel)
 

@@ -25,8 +25,7 @@ from kvcast.transcripts.subtitles import write_srt, write_vtt
 
 _NAME = "the recording"
 
-_AT_ONCE = 4
-"""Number of the longest recordings whose samples fit the memory limit."""
+_AT_ONCE = 4  # number of the longest recordings whose samples fit the memory limit
 
 
 class Recordings:
@@ -41,15 +40,10 @@ class Recordings:
     def read(
         self, file: BinaryIO, track: str | None, check: Callable[[], None]
     ) -> "UploadedRecording":
-        """Return a recording; it must be released.
+        """Return a recording to release; `check` is called for each block, and raises to stop.
 
-        `track`: number or language of its audio track. `check`: raises if the client has left;
-        called for each block.
-
-        Raises:
-            ApiError: it is too long, or there is no room for it now.
-            InputOutputError: it cannot be read.
-
+        Raises ApiError for one that is too long, or for which there is no room now, and
+        InputOutputError.
         """
         check()
         source = open_audio(file, _NAME, track=track)
@@ -105,16 +99,14 @@ class UploadedRecording:
 
 
 Granularity = Literal["word", "segment"]
-_SEGMENTS = 50
-"""Segments of a transcript that are serialized where the event loop runs."""
+_SEGMENTS = 50  # segments of a transcript that are serialized where the event loop runs
 
 _VAD = {
     "threshold": "vad_threshold",
     "min_silence_duration_ms": "min_silence",
     "speech_pad_ms": "speech_pad",
     "max_speech_duration_s": "max_speech",
-}
-"""faster-whisper's parameters of voice detection, and the options that mean the same."""
+}  # faster-whisper's parameters of voice detection, and the options that mean the same
 _MILLISECONDS = "_ms"
 
 
@@ -178,7 +170,6 @@ class TranscriptionForm(SpeechForm):
 async def speech(
     state: State, recordings: Recordings, request: Request, form: SpeechForm, task: str
 ) -> Response:
-    """Transcribe or translate a recording."""
     served = state.models.speech_model(form.model)
     options, words = _options(form, task)
     check_room(served.engine)  # before reading a body that would be refused

@@ -1,7 +1,7 @@
 """The process of a server: it listens, bounds connections, drains on SIGTERM, closes its engines.
 
-Connections are bounded in number and in the size and time of a request's head: uvicorn bounds none
-of these where httptools parses. Source of the drain: uvicorn's graceful shutdown.
+uvicorn bounds neither connections nor a request's head where httptools parses. Source of the drain:
+uvicorn's graceful shutdown.
 """
 
 import asyncio
@@ -40,14 +40,9 @@ from kvcast.server.errors import (
 from kvcast.server.model_registry import Models
 from kvcast.server.params import ServeParams
 
-_LOOK = 5.0
-"""Seconds between two looks at models that may be idle, at most."""
-
-_TURN = 0.001
-"""Seconds of the interpreter that a thread has while others wait for it."""
-
-_FILES = 1024
-"""Files that may be open besides connections: a temporary one of each upload, pipes, models."""
+_LOOK = 5.0  # seconds between two looks at models that may be idle, at most
+_TURN = 0.001  # seconds of the interpreter that a thread has while others wait for it
+_FILES = 1024  # open files besides connections: of uploads, pipes, models
 
 _KEPT = 75
 """Seconds that a connection without requests is kept.
@@ -56,8 +51,7 @@ Longer than clients and proxies keep theirs, since whoever closes first decides 
 that is on its way: uvicorn's 5 are httpx's, and so OpenAI's client's, too.
 """
 
-_GRACE = 5
-"""Seconds after the drain for error responses to ended requests."""
+_GRACE = 5  # seconds after the drain for error responses to ended requests
 
 
 class _DrainingServer(uvicorn.Server):
@@ -197,12 +191,10 @@ def run(
             engine.close()
 
 
-_MOST_OF_SOCKET = 120
-"""Headers of a request for a WebSocket, at most."""
+_MOST_OF_SOCKET = 120  # headers of a request for a WebSocket, at most
 
 
-HEAD_SECONDS = 10.0
-"""Time for the head of a request to arrive, from a connection's begin or the head's first byte."""
+HEAD_SECONDS = 10.0  # for a request's head, from the connection's begin or its first byte
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -302,7 +294,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def protocol(limits: ServeParams) -> type[BoundedProtocol]:
-    """Return the class of connections that keep to these limits."""
     return type("BoundedConnection", (BoundedProtocol,), {"limits": limits})
 
 

@@ -1,9 +1,8 @@
 """SHA-256 of files, and the cache folder.
 
-A digest of a file of a megabyte or more is cached in a note with the file's size, times and inode,
-and is valid while these are unchanged. A file changed within the last two seconds gets no note,
-since another write could have the same times. So only a write that restores size, modification
-time and status time goes unnoticed, for which the clock must be set back.
+Digests of files of 1 MB or more are cached in a note with the file's size, times and inode, valid
+while these are unchanged. A file changed within the last two seconds gets none, since another write
+could have the same times.
 """
 
 import contextlib
@@ -18,7 +17,6 @@ _SETTLED_NS = 2_000_000_000
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's contents in hexadecimal; raises OSError."""
     status = path.stat()
     if status.st_size < _WORTH_A_NOTE:
         return file_sha256(path)
@@ -40,7 +38,7 @@ def combined_sha256(label: str, files: Iterable[Path]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's contents in hexadecimal, read anew; raises OSError."""
+    """Read anew, without the cached digest."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -58,7 +56,6 @@ def _note_path(path: Path) -> Path:
 
 
 def _read_note(note: Path, identity: str) -> str | None:
-    """Return the digest in `note` if it was written for `identity`."""
     try:
         written, _, digest = note.read_text("ascii").rpartition(" ")
     except (OSError, ValueError):
@@ -67,7 +64,7 @@ def _read_note(note: Path, identity: str) -> str | None:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write a note atomically. Errors are ignored: an unwritable cache only costs time."""
+    """Errors are ignored: an unwritable cache only costs time."""
     beside = note.with_name(f"{note.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -23,38 +23,25 @@ _TRAINED = ("llama3", "yarn", "longrope", "dynamic")
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """The angles of one kind of layer.
-
-    Attributes:
-        base: the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position.
-        scaling: one of SCALINGS, which selects the attributes below.
-        low_frequency: "llama3": pairs with fewer turns over `trained_positions` are scaled fully;
-            "yarn": its beta_slow.
-        high_frequency: "llama3": pairs with more turns are not scaled; "yarn": its beta_fast.
-        trained_positions: the length used in training, before the context was extended.
-        attention_factor: factor on cosines and sines; None: of "yarn" 0.1 ln(factor) + 1, of
-            "longrope" sqrt(1 + ln(factor) / ln(trained_positions)).
-        truncate: "yarn": whether whole pairs bound the blend.
-        partial: the share of a head's channels that turn, from the first on; "proportional": the
-            share of its pairs, at frequencies as if all of them turned.
-        divisors: "longrope": divisor of each pair's frequency.
-        long_divisors: the same if sequences may be longer than `trained_positions`.
-        query_beta: queries at position p are multiplied by
-            1 + query_beta ln(1 + floor(p / trained_positions)) (Llama 4, Ministral 3).
-
-    """
-
-    base: float
-    scaling: str = "none"
+    base: float  # the slowest pair turns by base ** -(1 - 2 / head_dim) radians per position
+    scaling: str = "none"  # one of SCALINGS, which selects the attributes below
     factor: float = 1.0
+    # "llama3": pairs with fewer turns over `trained_positions` are scaled fully; "yarn": its
+    # beta_slow
     low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    trained_positions: int = 0
+    high_frequency: float = 4.0  # "llama3": more turns are not scaled; "yarn": its beta_fast
+    trained_positions: int = 0  # the length used in training, before the context was extended
+    # factor on cosines and sines; None: of "yarn" 0.1 ln(factor) + 1, of "longrope" sqrt(1 +
+    # ln(factor) / ln(trained_positions))
     attention_factor: float | None = None
-    truncate: bool = True
+    truncate: bool = True  # "yarn": whether whole pairs bound the blend
+    # the share of a head's channels that turn, from the first on; "proportional": the share of its
+    # pairs, at frequencies as if all of them turned
     partial: float = 1.0
-    divisors: tuple[float, ...] = ()
-    long_divisors: tuple[float, ...] = ()
+    divisors: tuple[float, ...] = ()  # "longrope": divisor of each pair's frequency
+    long_divisors: tuple[float, ...] = ()  # for sequences longer than `trained_positions`
+    # queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / trained_positions))
+    # (Llama 4, Ministral 3)
     query_beta: float = 0.0
 
     def __post_init__(self) -> None:
@@ -81,7 +68,6 @@ class Rotary:
             raise KvcastError("rotary divisors must be numbers above 0")
 
     def check(self, head_dim: int) -> None:
-        """Raise KvcastError unless heads of this size can turn like this."""
         pairs = self._pairs(head_dim)
         if pairs < 1 or (self.scaling == "dynamic" and self._rotated(head_dim) <= 2):
             raise KvcastError(f"{self.partial} of a head of {head_dim} has no pairs that turn")
@@ -93,13 +79,13 @@ class Rotary:
             raise KvcastError("rotary scaling longrope needs a trained length of 2 or more")
 
     def channels(self, head_dim: int) -> int:
-        """Return how many channels, from a head's first on, make up pairs in files."""
+        """Channels of a head, from the first on, that make up pairs in files."""
         return head_dim if self.scaling == "proportional" else 2 * self._pairs(head_dim)
 
     def tables(
         self, positions: int, head_dim: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return cosines and sines [positions, head_dim / 2] for positions 0, 1, 2, ..."""
+        """Cosines and sines [positions, head_dim / 2] of positions from 0 on."""
         frequencies = self.frequencies(head_dim, positions)
         angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
         amplitude = np.ones(head_dim // 2, np.float32)
@@ -107,15 +93,15 @@ class Rotary:
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 
     def query_scales(self, positions: int) -> NDArray[np.float32]:
-        """Return the factors on queries [positions, 1] at positions 0, 1, 2, ..."""
+        """Factors on queries [positions, 1], of positions from 0 on."""
         lengths = np.arange(positions)[:, None] // max(self.trained_positions, 1)
         return (1 + self.query_beta * np.log1p(lengths)).astype(np.float32)
 
     def frequencies(self, head_dim: int, positions: int = 0) -> NDArray[np.float32]:
-        """Return radians per position, [head_dim / 2], fastest first, unrotated pairs last.
+        """Radians per position [head_dim / 2], fastest first, unrotated pairs last.
 
-        `positions` is the length of the longest sequence. Rounds to float32 at the same steps as
-        transformers: at position 8,000, the last bit of a frequency changes a cosine by 5e-4.
+        Rounded to float32 at the same steps as transformers: at position 8,000, the last bit of a
+        frequency changes a cosine by 5e-4.
         """
         rotated, pairs = self._rotated(head_dim), self._pairs(head_dim)
         exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
@@ -152,10 +138,7 @@ class Rotary:
         return plain
 
     def _extended_base(self, rotated: int, positions: int) -> float:
-        """Return the base; a larger one for "dynamic" if sequences may be longer than trained.
-
-        This is bloc97's and emozilla's dynamic NTK scaling.
-        """
+        """Bloc97's and emozilla's dynamic NTK scaling, if sequences may be longer than trained."""
         if self.scaling != "dynamic" or positions <= self.trained_positions:
             return self.base
         longer = self.factor * positions / self.trained_positions - (self.factor - 1)
@@ -202,18 +185,12 @@ class Rotary:
 def bucket_of(
     distances: NDArray[np.int64], buckets: int, max_distance: int, *, bidirectional: bool
 ) -> NDArray[np.int64]:
-    """Return the bucket, 0 .. buckets - 1, of each distance; same shape.
+    """Bucket, 0 .. buckets - 1, of each distance (key minus query position); same shape.
 
-    Raffel et al. 2020, arXiv:1910.10683, section 2.1, by the formula of mesh-tensorflow: short
-    distances have a bucket each, longer ones share logarithmically growing buckets.
-
-    Args:
-        distances: key position minus query position, any shape.
-        buckets: how many there are; a multiple of 4.
-        max_distance: from this distance on, all share a bucket; above buckets / 2.
-        bidirectional: whether keys after the query have half of the buckets, as in an encoder. If
-            not, they count as distance 0, since a causal mask hides them anyway.
-
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1, by mesh-tensorflow's formula: short distances
+    have a bucket each, longer ones share logarithmically growing ones, up to `max_distance`, which
+    is above buckets / 2; `buckets` is a multiple of 4. Bidirectionally, keys after the query have
+    half of the buckets; otherwise they count as distance 0.
     """
     buckets //= 2 if bidirectional else 1
     far = np.abs(distances) if bidirectional else -np.minimum(distances, 0)

@@ -23,14 +23,12 @@ WRITES = frozenset(
 
 @dataclass(frozen=True)
 class Node:
-    """The result of an earlier operation, or an input, by its name."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor or, with the bias that belongs to it, a matrix."""
+    """A tensor or, with its bias, a matrix."""
 
     name: str
     bias: str | None = None
@@ -47,34 +45,24 @@ class Step:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """The nodes among the arguments: each plan asks for them."""
         given = leaves((self.arguments, self.keywords))
         return frozenset(leaf.name for leaf in given if isinstance(leaf, Node))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program.
-
-    Attributes:
-        outputs: nodes by the names that callers know.
-        tensors: shapes of the checkpoint's tensors that it reads or that its constants derive from,
-            by canonical name; empty for a program from a file.
-
-    """
-
     inputs: Sequence[str]
-    outputs: Mapping[str, str]
+    outputs: Mapping[str, str]  # nodes by the names that callers know
     steps: Sequence[Step]
+    # shapes of the checkpoint's tensors that it reads or that its constants derive from, by
+    # canonical name; empty for a program from a file
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def constants(self) -> list[Constant]:
-        """Return the constants that it reads, each once."""
         given = (leaf for step in self.steps for leaf in leaves((step.arguments, step.keywords)))
         return list(dict.fromkeys(leaf for leaf in given if isinstance(leaf, Constant)))
 
     def matrices(self, operation: str) -> set[str]:
-        """Return the names of the matrices and tables of all operations of a kind."""
         steps = (step for step in self.steps if step.operation == operation)
         return {
             part.name for step in steps for part in step.arguments if isinstance(part, Constant)
@@ -112,7 +100,7 @@ class Program:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `write` wrote; ValueError for another."""
+        """ValueError for a file that `write` did not write."""
         fields = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(fields, dict) or fields.get("version") not in _READ:
             raise ValueError("it is not of the version that this kvcast reads")
@@ -121,7 +109,6 @@ class Program:
 
 
 def leaves(given: Any) -> Iterator[Any]:
-    """Yield the leaves of nested lists and mappings of arguments."""
     if isinstance(given, Mapping):
         given = list(given.values())
     if isinstance(given, list | tuple):
@@ -174,50 +161,31 @@ T = TypeVar("T")
 
 
 class SelfAttention(NamedTuple, Generic[T]):
-    """A call of self-attention.
+    """A call of self-attention over a cache.
 
     Letters in shapes: r rows, s new positions, c capacity, h heads, d head_dim; b encoded inputs,
     of which row i reads input i // (r // b), and t their positions.
-
-    Attributes:
-        query: [r, s, h * d].
-        key: [r, s, kv_heads * d].
-        value: like `key`.
-        key_cache: [r, kv_heads, c, d], written at the new positions.
-        value_cache: like `key_cache`.
-        lengths: int32 [r], positions in each row's cache before the call.
-        scale: factor on the products of queries and keys.
-        window: sliding window, the query's position included; 0: all.
-        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
-        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
-        sines: like `cosines`.
-        bias: [r or 1, h or 1, s, c], added to the scaled products; linear caches only.
-        causal: whether a position sees only positions up to itself.
-        sinks: [h], attention sinks: a logit in each head's softmax without a value.
-        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax
-            with the cache; not rotated, without bias. None: none.
-        cross_value: like `cross_key`.
-        cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
-
     """
 
-    query: T
-    key: T
-    value: T
-    key_cache: T
-    value_cache: T
-    lengths: T
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    cosines: T | None = None
-    sines: T | None = None
-    bias: T | None = None
-    causal: bool = True
-    sinks: T | None = None
+    query: T  # [r, s, h * d]
+    key: T  # [r, s, kv_heads * d]
+    value: T  # like `key`
+    key_cache: T  # [r, kv_heads, c, d], written at the new positions
+    value_cache: T  # like `key_cache`
+    lengths: T  # int32 [r], positions in each row's cache before the call
+    scale: float  # factor on the products of queries and keys
+    window: int = 0  # sliding window, the query's position included; 0: all
+    softcap: float = 0.0  # c in c tanh(x / c), applied to the scaled products; 0: none
+    cosines: T | None = None  # [positions, d / 2], for rotary embeddings; None: no rotation
+    sines: T | None = None  # like `cosines`
+    bias: T | None = None  # [r or 1, h or 1, s, c], added to scaled products; linear caches only
+    causal: bool = True  # whether a position sees only positions up to itself
+    sinks: T | None = None  # [h], attention sinks: a logit in each head's softmax without a value
+    # [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax with the
+    # cache; not rotated, without bias. None: none
     cross_key: T | None = None
-    cross_value: T | None = None
-    cross_lengths: T | None = None
+    cross_value: T | None = None  # like `cross_key`
+    cross_lengths: T | None = None  # int32 [b], valid positions of each input; None: all
 
     @property
     def crosses(self) -> bool:
@@ -226,40 +194,26 @@ class SelfAttention(NamedTuple, Generic[T]):
 
 
 class SharedAttention(NamedTuple, Generic[T]):
-    """A call of attention over the cache of an earlier layer.
+    """A call of attention over the cache of an earlier layer; the rest as in `SelfAttention`."""
 
-    Attributes:
-        query: [r, a, h * d], of some of the new positions.
-        key_cache: [r, kv_heads, c, d], linear: nothing was evicted.
-        value_cache: like `key_cache`.
-        lengths: as in `SelfAttention`.
-        offsets: int64 [a], the queries' indices among the new positions, in every row.
-        scale: as in `SelfAttention`, and so are the others.
-        window: positions that a query sees; 0: all.
-        sines: like `cosines`.
-        sinks: [h].
-
-    """
-
-    query: T
-    key_cache: T
-    value_cache: T
-    lengths: T
-    offsets: T
-    scale: float
-    window: int = 0
+    query: T  # [r, a, h * d], of some of the new positions
+    key_cache: T  # [r, kv_heads, c, d], linear: nothing was evicted
+    value_cache: T  # like `key_cache`
+    lengths: T  # as in `SelfAttention`
+    offsets: T  # int64 [a], the queries' indices among the new positions, in every row
+    scale: float  # as in `SelfAttention`, and so are the others
+    window: int = 0  # positions that a query sees; 0: all
     softcap: float = 0.0
     cosines: T | None = None
-    sines: T | None = None
-    sinks: T | None = None
+    sines: T | None = None  # like `cosines`
+    sinks: T | None = None  # [h]
 
 
 class ProgramWriter:
-    """A program so far.
+    """A program so far. Methods add an operation and return its result.
 
-    Each method adds an operation and returns its result, and declares the shapes of the tensors
-    that it reads from the checkpoint. Matrices, norms and tables are named by their module in the
-    checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from `first` on.
+    They declare the tensors that it reads. Matrices, norms and tables are named by their module in
+    the checkpoint, without `.weight` and `.bias`. Steps' names are numbered, from `first` on.
     """
 
     def __init__(self, inputs: Sequence[str], first: int = 0) -> None:
@@ -269,7 +223,6 @@ class ProgramWriter:
         self.tensors: dict[str, tuple[int, ...]] = {}
 
     def tensor(self, name: str, *shape: int) -> Constant:
-        """Declare and return a tensor of the checkpoint."""
         self.tensors[name] = shape
         return Constant(name)
 
@@ -293,45 +246,30 @@ class ProgramWriter:
     ) -> Node:
         """[..., inputs] to [..., outputs], by a matrix of shape [outputs, inputs].
 
-        The epilogue is an `activation`, by its name, and then a `residual` of the result's shape
-        that is added; or a `gate`, the activation of the first half of the results, which the
-        second half is multiplied by.
+        The epilogue: an `activation`, then a `residual` of the result's shape; or a `gate`, the
+        activation of the first half of the results, by which the second half is multiplied.
         """
         return self.step("linear", x, self._matrix(name, shape, bias=bias), **epilogue)
 
     def conv1d(
         self,
         x: Node,
-        name: str,
-        shape: tuple[int, int, int],
+        name: str,  # of the kernel, and of its bias
+        shape: tuple[int, int, int],  # [outputs, channels, length]
         *,
-        stride: int,
-        padding: int | list[int],
+        stride: int,  # positions between two results
+        padding: int | list[int],  # symmetric, or [left, right]
         bias: bool = True,
         **epilogue: Any,
     ) -> Node:
-        """[batch, channels, positions] to [batch, outputs, positions / stride].
-
-        Args:
-            x: the input.
-            name: of the kernel, and of its bias.
-            shape: [outputs, channels, length].
-            stride: positions between two results.
-            padding: of both ends, or a list of that before and that after.
-            bias: whether there is one.
-            epilogue: as in `linear`.
-
-        """
+        """[batch, channels, positions] to [batch, outputs, positions / stride]."""
         matrix = self._matrix(name, shape, bias=bias)
         return self.step("conv1d", x, matrix, stride, padding, **epilogue)
 
     def channel_convolution(
         self, x: Node, name: str, shape: tuple[int, int, int], *, stride: int, **epilogue: Any
     ) -> Node:
-        """[batch, positions, bands, channels] to fewer positions and bands by the stride.
-
-        `shape` is the kernel's, [positions, bands, channels].
-        """
+        """[batch, positions, bands, channels], both axes strided."""
         kernel = self.tensor(f"{name}.kernel", *shape)
         shift = self.tensor(f"{name}.shift", shape[-1])
         return self.step("channel_convolution", x, kernel, shift, stride, **epilogue)
@@ -346,10 +284,7 @@ class ProgramWriter:
         padding: int,
         **epilogue: Any,
     ) -> Node:
-        """[batch, rows, columns, channels] to [batch, rows / stride, columns / stride, outputs].
-
-        `shape` is the kernel's, [outputs, channels, rows, columns].
-        """
+        """[batch, rows, columns, channels], by a kernel [outputs, channels, rows, columns]."""
         matrix = self._matrix(name, shape, bias=True)
         return self.step("conv2d", x, matrix, stride, padding, **epilogue)
 

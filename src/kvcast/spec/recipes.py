@@ -1,7 +1,4 @@
-"""Recipes: the precision of each matrix of a model, and of its caches, in a small JSON file.
-
-`kvcast quantize` writes one, and opening and exporting follow it.
-"""
+"""Recipes: the precision of each matrix of a model, and of its caches, in a JSON file."""
 
 import json
 import math
@@ -31,21 +28,12 @@ _FIELDS = ("model", "matrices", "caches", "measured")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A choice of precisions for one model.
-
-    Attributes:
-        sha256: of its files, and of merged adapters.
-        matrices: "fp32", "int8" or "int4" of each, by name in programs.
-        self_cache: "fp32", "fp16" or "int8", of self-attention caches.
-        measured: measurements of the search; nothing depends on them.
-
-    """
-
     model: str
-    sha256: str
-    matrices: Mapping[str, str] = field(hash=False)
-    self_cache: str = "fp32"
+    sha256: str  # of its files, and of merged adapters
+    matrices: Mapping[str, str] = field(hash=False)  # "fp32", "int8" or "int4" by name
+    self_cache: str = "fp32"  # "fp32", "fp16" or "int8", of self-attention caches
     cross_cache: str = "fp32"
+    # measurements of the search; nothing depends on them
     measured: Mapping[str, float | str] = field(default_factory=dict, hash=False, compare=False)
 
     @property
@@ -53,7 +41,7 @@ class Recipe:
         return set(self.matrices.values()) <= {"fp32"}
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a file or a manifest; matrices sorted by name."""
+        """Fields of a file or a manifest; matrices sorted by name."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -68,10 +56,7 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises InputMissingError, InputOutputError or KvcastError, each with one line.
-        """
+        """Read a file; raises InputMissingError, InputOutputError or KvcastError, in one line."""
         try:
             with path.open("rb") as file:
                 content = file.read(_LONGEST + 1)
@@ -113,7 +98,6 @@ class Recipe:
 
 
 def names_recipe(quantize: str | None) -> bool:
-    """Return whether a requested quantization is a recipe's path."""
     return quantize is not None and quantize.endswith(ENDING)
 
 

@@ -46,21 +46,14 @@ def slots(positions: Positions, capacity: int) -> Positions:
 
 
 def positions_held(length: int, capacity: int) -> Positions:
-    """Return the position in each slot [capacity] of a row that has seen `length` positions.
-
-    It is the largest position below `length` that belongs in that slot, or EMPTY.
-    """
+    """Position in each slot [capacity], or EMPTY: the largest below `length` that belongs there."""
     last = length - 1
     held = last - (last - np.arange(capacity)) % capacity
     return np.where(held >= 0, held, EMPTY)
 
 
 def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[np.bool_]:
-    """Return the mask [q, k] of the keys that each query sees, from positions.
-
-    A query at q sees p if 0 <= q - p < window, so the window includes the query's own position.
-    With a window of None it sees all positions up to its own. No query sees EMPTY.
-    """
+    """Mask [q, k] of keys that queries see: 0 <= q - p < window; None: all up to their own."""
     distance = queries[:, None] - keys
     seen: NDArray[np.bool_] = (keys != EMPTY) & (distance >= 0)
     if window is not None:
@@ -69,18 +62,17 @@ def visible(queries: Positions, keys: Positions, window: int | None) -> NDArray[
 
 
 def may_write_first(length: int, new: int, capacity: int, window: int | None) -> bool:
-    """Return whether `new` positions of a row may be written before its queries read the cache.
+    """Whether `new` positions of a row may be written before its queries read the cache.
 
-    They may if the positions that they overwrite are outside every new query's window (capacity >=
-    window + new - 1), or if they overwrite none. Otherwise the old contents and the new positions
-    are read side by side, and the new positions are written afterwards.
+    They may if they overwrite none, or only positions outside every new query's window (capacity >=
+    window + new - 1). Otherwise the old contents and the new positions are read side by side.
     """
     displaces_nothing = length + new <= capacity
     return displaces_nothing or (window is not None and capacity >= window + new - 1)
 
 
 def keys_read(length: int, new: int, capacity: int, window: int | None) -> Positions:
-    """Return the positions of the keys that a row's new queries read, including EMPTY.
+    """Positions of the keys that new queries read, including EMPTY.
 
     [capacity], by slot, if the new positions may be written first; otherwise [capacity + new], the
     old contents and then the new positions.
@@ -91,22 +83,13 @@ def keys_read(length: int, new: int, capacity: int, window: int | None) -> Posit
 
 
 def chunk_counts(lengths: Sequence[int], chunk: int) -> list[tuple[int, ...]]:
-    """Return how many tokens of each prompt are in each chunk; 0 for a row with none left.
-
-    Prompts of 4, 1 and 3 tokens in chunks of 2 give (2, 1, 2) and (2, 0, 1).
-    """
+    """Return each chunk's tokens: (2, 1, 2), (2, 0, 1) for prompts of 4, 1 and 3, chunks of 2."""
     starts = range(0, max(lengths), chunk)
     return [tuple(min(max(length - start, 0), chunk) for length in lengths) for start in starts]
 
 
 def neighbours(rows: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Yield runs of adjacent rows with the same number of new tokens, and that number.
-
-    Args:
-        rows: ascending, without repeats.
-        counts: number of new tokens of each row.
-
-    """
+    """Yield runs of adjacent rows (ascending) with equally many new tokens, and that count."""
     first = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or (rows[i], counts[i]) != (rows[i - 1] + 1, counts[i - 1]):

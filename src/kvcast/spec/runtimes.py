@@ -1,8 +1,6 @@
 """The table of runtimes, with their names, requirements and precisions.
 
-Everything that lists runtimes or precisions reads it: loading, exporting, `doctor`, the command
-line and the documentation. A row names the class that exports to the runtime and opens its bundles,
-and needs none of its code.
+A row names the class that exports to the runtime and opens its bundles, and needs none of its code.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,23 +21,12 @@ _BLOCKS = ("none", "int8", "int4", CALIBRATED)
 
 @dataclass(frozen=True, kw_only=True)
 class BundlePrecision:
-    """The precision of a bundle.
-
-    Attributes:
-        quantize: how weight matrices are quantized: "none", one of the target's schemes, `OWN`, or
-            `RECIPE`.
-        dtype: of all that is not quantized: "fp32", "bf16" or "fp16".
-        cache: of self-attention caches: the same as `dtype`, or "int8".
-        calibrated: whether int4's codes are calibrated; see `CALIBRATED`.
-        recipe: the precision of each matrix and of cross-attention caches; None: it follows from
-            the rest.
-
-    """
-
-    quantize: str
-    dtype: str = "fp32"
-    cache: str = "fp32"
+    quantize: str  # of weights: "none", one of the target's schemes, `OWN`, or `RECIPE`
+    dtype: str = "fp32"  # of all that is not quantized: "fp32", "bf16" or "fp16"
+    cache: str = "fp32"  # of self-attention caches: the same as `dtype`, or "int8"
+    # whether int4's codes are calibrated; see `CALIBRATED`
     calibrated: bool = field(default=False, repr=False)  # exports are cached by the rest's repr
+    # the precision of each matrix and of cross-attention caches; None: it follows from the rest
     recipe: Recipe | None = field(default=None, repr=False)  # runtimes that cache exports have none
 
     @property
@@ -48,67 +35,39 @@ class BundlePrecision:
 
     @property
     def exact(self) -> bool:
-        """Whether everything is fp32, so results must equal the reference."""
         precisions = (self.quantize, self.dtype, self.cache, self.cross)
         return precisions == ("none", "fp32", "fp32", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRequest:
-    """The precision that a user asks for; None leaves the choice to the runtime.
+    """The precision that a user asks for; None: the runtime's choice."""
 
-    `quantize` may be a recipe's path.
-    """
-
-    quantize: str | None = None
+    quantize: str | None = None  # or a recipe's path
     dtype: str | None = None
     cache: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeInfo:
-    """A runtime's declared abilities.
-
-    Attributes:
-        summary: its distinguishing features, in a few words.
-        extra: the extra to install for exporting and opening models, as in `kvcast[extra]`; None:
-            no extra is needed or would help.
-        target: the `kvcast.runtimes.target.Target` that exports to it, as `module:class`; empty:
-            models run without a bundle.
-        traffic: the `kvcast.runtimes.traffic.TrafficReader` that counts its programs' reads and
-            writes, as `module:class`.
-        direct: whether checkpoints are opened directly, without a bundle.
-        keeps_codes: whether a checkpoint opened directly keeps its codes by default.
-        recipes: whether matrices may differ in precision.
-        compiles: whether exporting compiles native code, so that build options apply.
-        package: the file of its bundles that can contain native code; empty if none can.
-        dtypes: dtypes of all that is not quantized; the first is the default with "none".
-        caches: dtypes of self-attention caches, the default first; empty if they follow `dtypes`.
-        quantized_cache: the default dtype of caches if matrices are quantized; empty: the same.
-        other_layers: whether layers without attention (such as convolutions), several head sizes,
-            and shared caches are supported.
-        states: supported operations over recurrent caches, if not all.
-
-    """
-
     title: str
-    summary: str
-    extra: str | None
-    target: str = ""
-    traffic: str = ""
-    direct: bool = False
-    keeps_codes: bool = False
-    recipes: bool = False
-    compiles: bool = False
-    package: str = ""
+    summary: str  # its distinguishing features, in a few words
+    extra: str | None  # to export and open models, `kvcast[extra]`; None: not needed
+    target: str = ""  # the `Target` that exports to it, `module:class`; empty: no bundles
+    traffic: str = ""  # the `TrafficReader` of its programs, `module:class`
+    direct: bool = False  # whether checkpoints are opened directly, without a bundle
+    keeps_codes: bool = False  # whether a checkpoint opened directly keeps its codes by default
+    recipes: bool = False  # whether matrices may differ in precision
+    compiles: bool = False  # whether exporting compiles native code, so that build options apply
+    package: str = ""  # the file of its bundles that can contain native code; empty if none can
     quantize: tuple[str, ...]
     default_quantize: str
-    dtypes: tuple[str, ...] = ("fp32",)
+    dtypes: tuple[str, ...] = ("fp32",)  # of all not quantized, the default for "none" first
     quantized_dtype: str = "fp32"
-    caches: tuple[str, ...] = ("fp32",)
-    quantized_cache: str = ""
-    other_layers: bool = False
-    states: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ("fp32",)  # of self-attention caches; empty: follow `dtypes`
+    quantized_cache: str = ""  # default of quantized models; empty: the same
+    other_layers: bool = False  # supports other mixers, several head sizes, shared caches
+    states: tuple[str, ...] = ()  # supported operations over recurrent caches, if not all
 
     @property
     def exports(self) -> bool:
@@ -116,7 +75,6 @@ class RuntimeInfo:
 
     @property
     def default_opening(self) -> str:
-        """The default quantization of checkpoints opened directly, in words."""
         own = "a GGUF file's own codes or " if self.keeps_codes else ""
         return f"{own}{self.default_quantize}"
 
@@ -157,7 +115,6 @@ class RuntimeInfo:
         )
 
     def choose_opening(self, request: PrecisionRequest) -> BundlePrecision:
-        """Fill in defaults for a checkpoint opened directly."""
         precision = self.choose_precision(request)
         if self.keeps_codes and request.quantize is None:
             return replace(precision, quantize=OWN)
@@ -254,12 +211,11 @@ THE_DEFAULT = "native where its library is or can be compiled, else onnx if it i
 
 
 def exported() -> tuple[str, ...]:
-    """Return the names of the runtimes that have bundles."""
     return tuple(name for name, runtime in RUNTIMES.items() if runtime.exports)
 
 
 def is_native(name: str) -> bool:
-    """Return whether a runtime's bundles can contain native code; an unknown runtime's can."""
+    """Whether a runtime's bundles can contain native code; an unknown runtime's can."""
     return name not in RUNTIMES or bool(RUNTIMES[name].package)
 
 
@@ -277,6 +233,5 @@ def ignore_phase(phase: str) -> None:
 
 
 def imported(entry_point: str) -> Any:
-    """Return the attribute of a module that `module:attribute` names."""
     module, _, attribute = entry_point.partition(":")
     return getattr(import_module(module), attribute)

@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def shape_of(step: Step, shapes: Mapping[str, Any], constants: Mapping[str, Shape]) -> Any:
-    """Return the shape of one step's result; KeyError for an op that has none here."""
+    """KeyError for an op that has none here."""
     if step.operation in _LIKE_FIRST:
         return resolve(step.arguments[0], shapes, constants)
     given = [resolve(part, shapes, constants) for part in step.arguments]
@@ -25,7 +25,6 @@ def shape_of(step: Step, shapes: Mapping[str, Any], constants: Mapping[str, Shap
 
 
 def resolve(given: Any, shapes: Mapping[str, Any], constants: Mapping[str, Shape]) -> Any:
-    """Replace the nodes and constants of an argument by their shapes."""
     if isinstance(given, Node):
         return shapes[given.name]
     if isinstance(given, Constant):

@@ -11,39 +11,33 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 def require_positive(**sizes: int) -> None:
-    """Raise KvcastError unless each is a positive integer."""
     for name, value in sizes.items():
         if type(value) is not int or value <= 0:
             raise KvcastError(f"{name} must be a positive whole number, not {value!r}")
 
 
 def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise KvcastError unless `value` is one of `choices`."""
     if value not in choices:
         raise KvcastError(f"{name} {value!r} is not supported: {', '.join(choices)}")
 
 
 def require_layers(*counts: int) -> None:
-    """Raise KvcastError for more layers than any model has."""
     if max(counts) > MOST_LAYERS:
         raise KvcastError(f"{max(counts)} layers are more than any model has")
 
 
 def require_positions(**counts: int) -> None:
-    """Raise KvcastError for more positions than any model has."""
     for name, count in counts.items():
         if count > MOST_POSITIONS:
             raise KvcastError(f"{name} {count} is more than any model has")
 
 
 def require_heads(width: int, *counts: int, name: str = "width") -> None:
-    """Raise KvcastError unless a width divides into each number of heads."""
     for heads in counts:
         if width % heads:
             raise KvcastError(f"{name} {width} is not a multiple of {heads} heads")
 
 
 def require_token(name: str, token: int, count: int) -> None:
-    """Raise KvcastError unless `token` is an id below `count`."""
     if type(token) is not int or not 0 <= token < count:
         raise KvcastError(f"{name} {token} is not one of {count} tokens")

@@ -18,18 +18,11 @@ BLOCK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CodedMatrix:
-    """A matrix [outputs, inputs]; a value is code * scale, plus its block's minimum.
+    """A matrix [outputs, inputs]; a value is code * scale, plus its block's minimum."""
 
-    Attributes:
-        codes: int8, or 0 .. 15 as uint8 with minimums, [outputs, inputs].
-        scales: float16 [outputs, inputs / 32].
-        least: minimums, float16, likewise: the value of code 0; None for int8.
-
-    """
-
-    codes: NDArray[Any]
-    scales: NDArray[np.float16]
-    least: NDArray[np.float16] | None = None
+    codes: NDArray[Any]  # int8, or 0 .. 15 as uint8 with minimums, [outputs, inputs]
+    scales: NDArray[np.float16]  # float16 [outputs, inputs / 32]
+    least: NDArray[np.float16] | None = None  # the value of code 0, likewise; None for int8
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +36,7 @@ class CodedMatrix:
         return numbers.reshape(self.shape)
 
     def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> "CodedMatrix":
-        """Return it with its outputs in the order that `move` gives to rows."""
+        """With its outputs in the order that `move` gives to rows."""
         least = None if self.least is None else move(self.least)
         return CodedMatrix(codes=move(self.codes), scales=move(self.scales), least=least)
 
@@ -57,7 +50,7 @@ def no_blocks(_: str) -> None:
 
 
 def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
-    """Return `blocks_of` without the codes of 4 bits."""
+    """Without codes of 4 bits."""
 
     def blocks(name: str) -> CodedMatrix | None:
         own = blocks_of(name)
@@ -67,11 +60,7 @@ def of_eight_bits(blocks_of: BlocksOf) -> BlocksOf:
 
 
 def joined(parts: Sequence[CodedMatrix]) -> CodedMatrix:
-    """Return matrices with the same inputs as one, the outputs of the first before those of others.
-
-    Mixed kinds all become int8; others are requantized: finer than 4 bits, about as fine as 5 and
-    6.
-    """
+    """Concatenate outputs; parts of mixed kinds all become int8."""
     least = [part.least for part in parts]
     given = [part_least for part_least in least if part_least is not None]
     if 0 < len(given) < len(parts):
@@ -85,7 +74,7 @@ def joined(parts: Sequence[CodedMatrix]) -> CodedMatrix:
 
 
 def rounded(matrix: NDArray[np.float32]) -> CodedMatrix:
-    """Return the int8 blocks nearest to a matrix, whose inputs are a multiple of 32."""
+    """Return the nearest int8 blocks; inputs are a multiple of 32."""
     blocks = matrix.reshape(len(matrix), -1, BLOCK)
     most = np.finfo(np.float16).max
     with np.errstate(all="ignore"):  # a damaged file may hold any values
@@ -134,26 +123,16 @@ FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
 
 @dataclass(frozen=True, kw_only=True)
 class FileRows:
-    """Rows of `width` values each.
-
-    Attributes:
-        addresses: int64 [rows].
-        encodings: int32 [rows], of `Encoding`.
-        owners: the arrays that hold the rows, kept alive by this.
-
-    """
-
-    addresses: NDArray[np.int64]
-    encodings: NDArray[np.int32]
+    addresses: NDArray[np.int64]  # int64 [rows]
+    encodings: NDArray[np.int32]  # int32 [rows], of `Encoding`
     width: int
-    owners: Sequence[Any]
+    owners: Sequence[Any]  # the arrays that hold the rows, kept alive by this
 
     def __len__(self) -> int:
         return len(self.addresses)
 
     @property
     def nbytes(self) -> int:
-        """The rows' bytes in their files."""
         counts = np.bincount(self.encodings).tolist()
         sizes = [BLOCKS[Encoding(i)] if count else (1, 0) for i, count in enumerate(counts)]
         return sum(
@@ -163,7 +142,6 @@ class FileRows:
 
     @classmethod
     def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:
-        """Return the consecutive rows in bytes."""
         first, each = raw.ctypes.data, raw.nbytes // rows
         return cls(
             addresses=first + each * np.arange(rows, dtype=np.int64),
@@ -174,12 +152,11 @@ class FileRows:
 
     @classmethod
     def of_floats(cls, matrix: NDArray[Any]) -> Self:
-        """Return the rows of an array [rows, width] of floats."""
+        """From an array [rows, width]."""
         floats = np.ascontiguousarray(matrix, np.float32)
         return cls.of(floats.view(np.uint8).reshape(-1), len(floats), floats.shape[1], Encoding.F32)
 
     def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
-        """Return the rows in the order that `move` gives to an array's."""
         return self.part(move(np.arange(len(self))))
 
     def part(self, index: Any) -> Self:
@@ -191,10 +168,7 @@ class FileRows:
         )
 
     def release(self) -> None:
-        """Release the read pages of mapped files, which count as this process's memory.
-
-        They are read again on access.
-        """
+        """Release mapped files' read pages, which count as this process's memory."""
         for owner in self.owners:
             mapped = owner
             while isinstance(mapped, np.ndarray):
@@ -226,7 +200,6 @@ class FileRows:
 
 
 def joined_rows(parts: Sequence[FileRows]) -> FileRows:
-    """Return the concatenated rows of several parts of one width."""
     return FileRows(
         addresses=np.concatenate([part.addresses for part in parts]),
         encodings=np.concatenate([part.encodings for part in parts]),

@@ -12,31 +12,20 @@ from kvcast.speech.languages import LANGUAGES
 
 
 class LanguageSource(StrEnum):
-    DETECTED = "detected"
-    """The model reports the language, unless it is given."""
-    UNREPORTED = "heard"
-    """The model transcribes any of its languages, and does not report which."""
-    ASSUMED = "assumed"
-    """The model needs the language; English by default."""
-    REQUIRED = "told"
-    """Users must pass the language."""
+    DETECTED = "detected"  # the model reports the language, unless it is given
+    UNREPORTED = "heard"  # the model transcribes any of its languages, and does not report which
+    ASSUMED = "assumed"  # the model needs the language; English by default
+    REQUIRED = "told"  # users must pass the language
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """Features of a model type.
-
-    Attributes:
-        hints: whether its prompt can hold names and terms to expect.
-        translates: whether it can translate other languages to English.
-        live: whether it transcribes audio while it arrives.
-
-    """
+    """Features of a model type."""
 
     languages: Mapping[str, str]
     language: LanguageSource
-    hints: bool = False
-    translates: bool = False
+    hints: bool = False  # its prompt can hold names and terms to expect
+    translates: bool = False  # to English
     words: bool = False
     live: bool = False
 
@@ -74,8 +63,7 @@ _QWEN = {
         *("id", "it", "ja", "ko", "mk", "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th"),
         *("tr", "vi"),
     )
-}
-"""As the model's prompts spell them."""
+}  # as the model's prompts spell them
 
 _EUROPEAN = _named(
     *("en", "bg", "hr", "cs", "da", "nl", "et", "fi", "fr", "de", "el", "hu", "it", "lv", "lt"),
@@ -125,8 +113,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "parakeet_ctc": _PARAKEET,
     "parakeet_rnnt": _PARAKEET,
     "parakeet_tdt": _PARAKEET,
-}
-"""By type of the checkpoint; for a type with several models, the most capable one's."""
+}  # by type of the checkpoint; for a type with several models, the most capable one's
 
 
 def abilities_of(architecture: str) -> Abilities:

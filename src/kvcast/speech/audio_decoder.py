@@ -58,7 +58,6 @@ class GraniteRecognition(AudioTokenRecognition):
         self._around(_TRANSCRIBE)  # raises if there is no template
 
     def _around(self, question: str) -> list[list[int]]:
-        """Return the tokens before, between and after the marks in a question."""
         if question not in self._asked:
             messages = [
                 {"role": "system", "content": _SYSTEM},
@@ -90,14 +89,11 @@ class GraniteRecognition(AudioTokenRecognition):
         return [*before, *audio, *question, *self.tokenizer.encode(f" {context.prompt}"), *after]
 
 
-_SHORTEST = 8000
-"""Samples of the shortest input of Qwen3-ASR; shorter audio is padded with silence."""
-
+_SHORTEST = 8000  # samples of the shortest input of Qwen3-ASR; shorter audio is padded with silence
 _LIVE = frozenset({"language", "step", "pause", "vad_threshold", "best_of"})
 """Options of live audio that have an effect, or, as best_of, none at a temperature of 0."""
 
-_REPEATED = 20
-"""Copies of up to so many characters are one, if there are so many of them."""
+_REPEATED = 20  # copies of up to so many characters are one, if there are so many of them
 
 
 class QwenRecognition(AudioTokenRecognition):
@@ -184,8 +180,7 @@ RECOGNITIONS: Mapping[str, Callable[[TextTokenizer, Any, int], Recognition]] = {
     "qwen3_asr": QwenRecognition,
     "voxtral": VoxtralRecognition,
     "voxtral_realtime": VoxtralRealtimeRecognition,
-}
-"""By the dimensions' architecture."""
+}  # by the dimensions' architecture
 
 
 class AudioDecoderModel(SpeechModel):

@@ -45,7 +45,6 @@ def by_channel(
     params: TranscribeParams,
     begun: Callable[[AudioInput], Transcription],
 ) -> "ChannelTranscription":
-    """Return a transcription of a recording's channels, each of which `begun` begins."""
     return ChannelTranscription(
         lambda: open_recording(recording, params),
         lambda audio, channel: begun(ChannelAudio(audio, channel)),
@@ -63,14 +62,7 @@ class ChannelTranscription(Iterator[Segment]):
         *,
         with_words: bool,
     ) -> None:
-        """Prepare; nothing is opened or decoded yet.
-
-        Args:
-            opening: opens the recording; called once at most.
-            begin: begins to transcribe a channel, counted from 0, with words.
-            with_words: whether segments keep their words.
-
-        """
+        """Prepare; nothing is opened or decoded yet. `begin` takes a channel's number, from 0."""
         self._opening, self._begin, self._with_words = opening, begin, with_words
         self._close = ExitStack()
         self._channels: list[Transcription] = []
@@ -102,7 +94,6 @@ class ChannelTranscription(Iterator[Segment]):
 
     @property
     def duration(self) -> float:
-        """Seconds of the whole recording."""
         return self.open()._channels[0].duration
 
     @property
@@ -150,8 +141,7 @@ def _labelled(transcription: Transcription, channel: int) -> Iterator[Segment]:
         yield replace(segment, channel=channel)
 
 
-Answer: TypeAlias = Callable[[Policy[Any]], Any]
-"""Runs a policy about a window to its end, and returns its result."""
+Answer: TypeAlias = Callable[[Policy[Any]], Any]  # runs a window's policy and returns its result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +265,6 @@ class TranscriptionModel(ABC):
         return 4 * values
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
         longest = self._row_positions
         sizes = fitting(
             self.runtime.row_bytes,
@@ -303,10 +292,6 @@ class TranscriptionModel(ABC):
     def caller(
         self, given: AudioInput | Policy[Any], options: Mapping[str, Any], scheduler: Scheduler
     ) -> JobCaller:
-        """Return a recording as an engine's caller.
-
-        Raises UsageError for options that the model or an engine does not support.
-        """
         # Sampling fills all rows, unless the user gives a number.
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})

@@ -68,8 +68,6 @@ class Emission:
 
 
 class TransducerRequest(Request):
-    """Greedy decoding of a transducer or CTC model."""
-
     def __init__(self, source: Input, sizes: TransducerSizes) -> None:
         self._sizes, self._positions = sizes, source.positions
         # As in transformers, which counts the start token.
@@ -124,8 +122,7 @@ class TransducerRequest(Request):
         self.emissions.append(Emission(token, first, end, logprob))
 
 
-_NOISE = {"cohere_asr": 1e-5}
-"""Standard deviation of the dither added to samples, by architecture."""
+_NOISE = {"cohere_asr": 1e-5}  # standard deviation of the dither added to samples, by architecture
 
 
 class CanaryRecognition(Recognition):
@@ -158,21 +155,16 @@ class CanaryRecognition(Recognition):
 
 
 class CanaryModel(SpeechModel):
-    """An audio encoder, and a decoder that attends to it."""
-
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: TextTokenizer, dimensions: CanaryDimensions
     ) -> None:
         super().__init__(runtime, tokenizer, dimensions, CanaryRecognition(tokenizer, dimensions))
 
 
-_MULTILINGUAL_TOKENS = 8193
-"""Tokens of the published models that know European languages; others know English."""
+_MULTILINGUAL_TOKENS = 8193  # of the published multilingual models; others know English
 
 
 class ParakeetRecognition(Recognition):
-    """Greedy decoding without a prompt."""
-
     refused = frozenset(
         {
             *("beam", "patience", "length_penalty"),
@@ -224,10 +216,7 @@ class ParakeetRecognition(Recognition):
 def words_of(
     emissions: Sequence[Emission], tokenizer: TextTokenizer, seconds: float
 ) -> tuple[tuple[Word, ...], tuple[int, ...]]:
-    """Return words with times, and how many tokens each is made of.
-
-    `seconds` lie between positions. A mark after a word takes no time.
-    """
+    """Return words with times, and how many tokens each has; `seconds` lie between positions."""
     words: list[Word] = []
     counts: list[int] = []
     stream, apart, silent = tokenizer.stream(), True, 0

@@ -110,8 +110,7 @@ _NAMES = {
     "jw": "javanese, jav, jv, jawa, basa jawa",
     "su": "sundanese, sun, basa sunda",
     "yue": "cantonese, 粵語, 粤语, 廣東話, 广东话",  # since large-v3
-}
-"""The English name, then the other names and codes."""
+}  # the English name, then the other names and codes
 
 LANGUAGES = {code: names.split(", ")[0] for code, names in _NAMES.items()}
 OTHER_NAMES = {code: tuple(names.split(", ")[1:]) for code, names in _NAMES.items()}
@@ -132,24 +131,19 @@ COUNTRIES = {
     "il": "he",
     "rs": "sr",
     "ge": "ka",
-}
-"""Codes of countries that are taken for codes of languages."""
+}  # codes of countries that are taken for codes of languages
 
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Codes of languages that seldom put spaces between words; each of their characters is a word."""
 
 CODES_BY_NAME = {name: code for code, names in _NAMES.items() for name in names.split(", ")}
 
-_ALIKE = 0.8
-"""Names at least this similar may be one name misspelled."""
-
+_ALIKE = 0.8  # names at least this similar may be one name misspelled
 _LONGEST_CODE = 3
 
 
 def language_code(language: str, available: Collection[str]) -> str:
-    """Turn a code or a name, in any case, into one of the `available` codes.
-
-    Codes are ISO 639 codes or BCP 47 tags: `de`, `deu`, `de-AT`. Names are English or native.
+    """Return the one of `available` for an ISO 639 code, BCP 47 tag, or English or native name.
 
     Raises UsageError for an unknown language, suggesting the right spelling of a misspelled name,
     and for one that the model does not support.
@@ -190,10 +184,7 @@ def _advice(wanted: str) -> str:
 
 
 def _is_misspelled(wanted: str, name: str) -> bool:
-    """Return whether letters are missing, added or swapped; another letter makes another language.
-
-    Sorbian is no misspelling of Serbian.
-    """
+    """Return whether letters are missing, added or swapped; Sorbian is no misspelled Serbian."""
     edits = difflib.SequenceMatcher(None, wanted, name).get_opcodes()
     return all(edit != "replace" for edit, *_ in edits)
 

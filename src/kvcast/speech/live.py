@@ -21,26 +21,20 @@ from kvcast.runtimes.base import Float32
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmedWord:
-    """A word that will not change; seconds count from the beginning of the stream.
+    """A word that will not change; seconds count from the beginning of the stream."""
 
-    `text`: with its space; empty if only times were confirmed. `ended`: when the segment before it
-    ended, if one did. `started`: when its segment starts, if it is the first word. `spoken`: when
-    it ends, if known.
-    """
-
-    text: str
+    text: str  # with its space; empty if only times were confirmed
     tokens: tuple[int, ...]
-    ended: float | None
-    started: float | None
-    spoken: float | None
+    ended: float | None  # end of the segment before it, if one ended
+    started: float | None  # of its segment, if it is the first word
+    spoken: float | None  # its end, if known
 
 
 class LiveWindow(Protocol):
     """A window that moves along the audio.
 
-    `start`: of the window, in samples from the beginning of the stream. `decoded_to`: sample up to
-    which the last hypothesis reaches. `step`: seconds of new audio that are worth a hypothesis.
-    `notices`: for the user, about the options, one line each.
+    `start`, `decoded_to`: the window's first sample, and the one that the last hypothesis reaches,
+    from the beginning of the stream. `step`: seconds of new audio that are worth a hypothesis.
     """
 
     start: int
@@ -87,7 +81,6 @@ class UtteranceWindow(LiveWindow):
     """A window whose every utterance is a separate text."""
 
     def __init__(self, language: str, step: float) -> None:
-        """Begin without audio; `language` is its code, and each `step` is worth a hypothesis."""
         self.start = self.decoded_to = 0
         self.step = step
         self._language = language
@@ -141,14 +134,9 @@ class UtteranceWindow(LiveWindow):
 
 __all__ = ["AudioStream", "Delays", "LiveSegment", "LiveTranscription", "Update"]
 
-_BEFORE = SAMPLE_RATE // 2
-"""Samples before an utterance that are decoded with it: its onset, and some silence."""
-
-_LONGEST_LINE = 30.0
-"""Seconds of a line that neither a pause nor the end of a segment ends: another one begins then."""
-
-_REMEMBERED = 120 * SAMPLE_RATE
-"""Samples whose arrival is remembered: more than a line and the window after it."""
+_BEFORE = SAMPLE_RATE // 2  # samples decoded before an utterance: its onset, and silence
+_LONGEST_LINE = 30.0  # seconds without a pause after which another line begins
+_REMEMBERED = 120 * SAMPLE_RATE  # of arrivals: more than a line and the next window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,17 +176,12 @@ class Update:
 
 
 def least_samples(window: LiveWindow) -> int:
-    """Return how many new samples are worth a hypothesis: whole blocks, as endpoints give them."""
+    """Return how many new samples are worth a hypothesis: whole blocks."""
     return max(1, round(window.step * SAMPLE_RATE) // BLOCK * BLOCK)
 
 
 class Delays:
-    """Delays of confirmed words, in buckets, so that a day takes no more memory than a minute.
-
-    Attributes:
-        longest: seconds.
-
-    """
+    """Delays of confirmed words, in buckets, so that a day takes no more memory than a minute."""
 
     _STEP = 0.05
     _BUCKETS = 2400
@@ -242,15 +225,7 @@ class LiveTranscription:
         notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wait for audio.
-
-        Args:
-            window: transcribes audio and confirms words.
-            endpoints: finds utterances.
-            notices: for the user.
-            clock: returns the time in seconds, for arrivals of audio and for delays.
-
-        """
+        """Wait for audio; `clock` returns seconds, for arrivals of audio and for delays."""
         self.delays = Delays()
         self.notices = notices
         self._full_scale = 1.0  # of floats, as they were until now
@@ -320,7 +295,6 @@ class LiveTranscription:
         return updates
 
     def _take_piece(self, piece: NDArray[np.float32]) -> list[Update]:
-        """Add audio of one utterance, or of the silence between two."""
         if not self._is_speech:
             self._window.skip(piece, _BEFORE)
             return []
@@ -334,7 +308,6 @@ class LiveTranscription:
         return updates
 
     def _end(self, speech_end: int) -> list[Update]:
-        """Confirm an utterance whose speaker stopped at a sample."""
         self._is_speech = False
         words = self._window.finish_utterance(speech_end)
         updates = self._updates(words, end=speech_end / SAMPLE_RATE)
@@ -377,7 +350,6 @@ class _Arrivals:
             self._times.popleft()
 
     def when(self, seconds: float) -> float:
-        """Return the time when the audio up to this second had arrived."""
         at = bisect_left(self._times, (round(seconds * SAMPLE_RATE), -np.inf))
         return self._times[min(at, len(self._times) - 1)][1]
 
@@ -392,14 +364,12 @@ class _Lines:
 
     @property
     def overdue(self) -> float:
-        """The second from which on the open line is too long."""
         return self._start + _LONGEST_LINE if self._words else np.inf
 
     def add(self, word: ConfirmedWord, now: float) -> None:
         self._words.append((word, now))
 
     def close(self, end: float) -> LiveSegment | None:
-        """End the line at this second, and return it; None if it has no text."""
         words, start = self._words, self._start
         self._words = []
         text = "".join(word.text for word, _ in words)
@@ -425,10 +395,7 @@ class _Lines:
     def _measure(
         self, words: Sequence[tuple[ConfirmedWord, float]], start: float, end: float
     ) -> Iterator[float]:
-        """Count and yield the delay of each word.
-
-        Where a word's end is not known, letters take equal shares of the line's time.
-        """
+        """Yield each word's delay; letters share the line's time where an end is unknown."""
         spoken = list(accumulate(len(word.text) for word, _ in words))
         for (word, confirmed), letters in zip(words, spoken, strict=True):
             word_end = word.spoken

@@ -37,8 +37,7 @@ TAKEN = frozenset(
             ),
         ),
     }
-)
-"""Options that every model takes, whatever its abilities."""
+)  # options that every model takes, whatever its abilities
 
 _AS_IT_IS: Mapping[str, Any] = {
     "timestamps": False,
@@ -46,8 +45,7 @@ _AS_IT_IS: Mapping[str, Any] = {
     **dict.fromkeys(
         ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"), None
     ),
-}
-"""Values that change nothing: chunks are segments, independent, and decoded once."""
+}  # values that change nothing: chunks are segments, independent, and decoded once
 
 _REASONS = {
     "task": "it transcribes, and does not translate",
@@ -57,16 +55,11 @@ _REASONS = {
     "initial_prompt": "it has no text prompt",
     "hotwords": "it has no text prompt",
 }
-STEP = 0.03
-"""Seconds of new audio worth a live hypothesis, for models that encode audio as it arrives:
-about one arriving block."""
-_LONGEST_CONTEXT = 512
-"""Most tokens of names and terms in an engine, whose rows are as long as any request needs."""
+STEP = 0.03  # seconds of new audio, about one arriving block, worth a live hypothesis
+_LONGEST_CONTEXT = 512  # most tokens of names and terms in an engine
 
 
 class SpeechModel(TranscriptionModel):
-    """Base class of all models of speech but Whisper: a runtime, a tokenizer, a recognition."""
-
     def __init__(
         self, runtime: EncoderDecoder, tokenizer: Any, dimensions: Any, recognition: Recognition
     ) -> None:
@@ -157,7 +150,6 @@ class SpeechModel(TranscriptionModel):
 
 
 def check(params: TranscribeParams, taken: frozenset[str]) -> None:
-    """Raise UsageError for an option that was given and is not supported."""
     for option in params.declared():
         value = getattr(params, option.name)
         usual = (option.default, _AS_IT_IS.get(option.name, option.default))

@@ -32,8 +32,7 @@ from kvcast.speech.recognition import UNKNOWN, Recognition, SpeechContext
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import TextStream
 
-_LONGEST_UTTERANCE = 30
-"""Seconds; a longer one becomes two."""
+_LONGEST_UTTERANCE = 30  # seconds; a longer one becomes two
 _LIVE = frozenset({"language", "step", "agreement", "pause", "vad_threshold", "best_of"})
 """Options of live audio that have an effect, or, as best_of, none at a temperature of 0."""
 _FRAME = 160  # samples of 10 ms
@@ -43,8 +42,6 @@ _TOKENS_PER_SECOND, _TOKENS_PER_SECOND_OTHERWISE = 6.5, 13.0
 
 @dataclass(frozen=True, eq=False)
 class SampledInput(Input):
-    """The samples of a chunk [n]."""
-
     samples: Float32
     dimensions: MoonshineDimensions
 
@@ -76,7 +73,6 @@ class MoonshineRecognition(Recognition):
 
     @property
     def _longest(self) -> int:
-        """Samples of the longest waveform that the model has positions for."""
         return self._dimensions.padded_samples(self._dimensions.source_positions)
 
     @override
@@ -131,20 +127,15 @@ class MoonshineModel(SpeechModel):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingSizes:
-    """Sizes of a model that encodes audio as it arrives.
-
-    `ahead`: later positions that an encoded position depends on.
-    """
+    """Sizes of a model that encodes audio as it arrives."""
 
     samples: int
-    ahead: int
+    ahead: int  # later positions that an encoded position depends on
     positions: int
     tokens: int
 
 
 class StreamingDecoder:
-    """One utterance."""
-
     def __init__(
         self,
         runtime: EncoderDecoder,
@@ -154,7 +145,6 @@ class StreamingDecoder:
         start: int,
         ends: Sequence[int],
     ) -> None:
-        """Take a model's parts, its first token and its end tokens."""
         self._runtime, self._source, self._sizes = runtime, source, sizes
         self._start, self._ends = start, frozenset(ends)
         self._cache: Any = runtime.new_cache(1, sizes.tokens, inputs=1)
@@ -174,7 +164,6 @@ class StreamingDecoder:
         return (self._sizes.positions - 1) * self._sizes.samples - self._samples
 
     def add(self, samples: Float32) -> None:
-        """Encode more audio, as far as it fills whole positions."""
         self._samples += len(samples)
         self._waiting = np.concatenate([self._waiting, samples])
         whole = len(self._waiting) // self._sizes.samples
@@ -205,7 +194,7 @@ class StreamingDecoder:
         return self._decode(guess, most)
 
     def decode_so_far(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return the text of all positions, the last ones as if the audio ended here."""
+        """Return the text of all positions, as if the audio ended here."""
         if self._stream.done:
             self._stream.finish()
         return self._decode(guess, most)
@@ -216,10 +205,7 @@ class StreamingDecoder:
         return self._decode(guess, most)
 
     def _decode(self, guess: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens of text, the confirmed ones among them.
-
-        `guess` begins with the confirmed tokens; the better it is, the faster.
-        """
+        """Return up to `most` tokens; these and `guess` begin with the confirmed ones."""
         kept, most = len(self.confirmed), min(most, self._sizes.tokens - 1)
         if not self._stream.held or most <= kept:
             return list(self.confirmed)
@@ -247,7 +233,6 @@ class StreamingDecoder:
         return tokens
 
     def _chosen(self, fed: Sequence[int], asked: range) -> list[int]:
-        """Append tokens to the row, and return the likeliest token after each requested one."""
         given = [np.array(fed, np.int64)]
         logits, self._cache = self._runtime.decode(given, self._cache, positions=asked)
         chosen: list[int] = logits[0].argmax(-1).tolist()
@@ -255,7 +240,6 @@ class StreamingDecoder:
 
 
 def _alike(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens are the same from the beginning on."""
     pairs = zip(tokens, others, strict=False)
     return next(
         (i for i, (token, other) in enumerate(pairs) if token != other),
@@ -276,12 +260,11 @@ class StreamingMoonshineWindow(UtteranceWindow):
         agreement: int,
         step: float,
     ) -> None:
-        """Begin without audio.
+        """Begin; `agreement`: successive hypotheses that confirm a word if they begin with it.
 
-        `stream`: starts decoding a text token by token. `most`: returns the most tokens for a
-        number of seconds. `agreement`: successive hypotheses that have to begin with a word before
-        it is confirmed; the text that no later audio changes is one of them. `step`: seconds of new
-        audio that are worth a hypothesis.
+        The text that no later audio changes is one of them. `stream` starts decoding a text token
+        by token; `most` returns the most tokens for a number of seconds; `step` is in seconds of
+        new audio.
         """
         super().__init__(language, step)
         self._text, self._stream, self._most = text, stream, most
@@ -328,7 +311,7 @@ class StreamingMoonshineWindow(UtteranceWindow):
         return confirmed
 
     def _confirm(self, count: int) -> list[ConfirmedWord]:
-        """Confirm whole words among the first tokens of the hypothesis, and return the new ones."""
+        """Confirm whole words among the hypothesis's first `count` tokens; return the new ones."""
         pieces, first = self._pieces(self._hypothesis), len(self._text.confirmed)
         begins = [i for i in range(first, len(pieces)) if i == first or self._begins(pieces[i])]
         confirmed = [
@@ -350,7 +333,7 @@ class StreamingMoonshineWindow(UtteranceWindow):
         return bool(piece) and piece.startswith(self._space)
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token, all that there is at the last one."""
+        """Return the text that each token adds; the last one adds all that remains."""
         stream = self._stream()
         pieces = [stream.push(token) for token in tokens]
         if pieces:

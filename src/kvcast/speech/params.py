@@ -303,8 +303,7 @@ _OF_RECORDINGS = (
     *("vad", "min_silence", "speech_pad", "max_speech"),
     *("word_timestamps", "prepend_punctuations", "append_punctuations", "replace"),
     *("audio_track", "channels"),
-)
-"""Options that do not apply to live audio."""
+)  # options that do not apply to live audio
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""Recognition by models without windows: inputs, prompts, and a request for each chunk.
-
-A subclass of `Recognition` is the part that differs between models.
-"""
+"""Recognition by models without windows: inputs, prompts, and a request for each chunk."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechContext:
-    """What users know of the speech: its language, and text with names and terms to expect."""
+    """Facts that users know: the language, and text with names and terms to expect."""
 
     language: str | None = None
     prompt: str = ""
@@ -47,15 +44,11 @@ class SpeechContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """The text of a chunk.
-
-    `language`: code of the language, if the model reports it or the user gave it. `words`: with
-    times in seconds from the chunk's start, from models that give them.
-    """
+    """The text of a chunk."""
 
     text: str
-    language: str | None = None
-    words: tuple[Word, ...] | None = None
+    language: str | None = None  # reported by the model or given by the user
+    words: tuple[Word, ...] | None = None  # seconds from the chunk's start
     counts: tuple[int, ...] = ()
 
 
@@ -71,13 +64,10 @@ class Generated:
 class Recognition(ABC):
     """How a model transcribes a chunk.
 
-    Attributes:
-        refused: names of options of `kvcast.speech.model.TAKEN` that it does not take.
-        frame_synchronous: whether text and audio advance together, so that `tokens_of` is exact.
-        longest: frames of 10 ms in a chunk, at most.
-        most_tokens: of the longest chunk's text, unless the user says otherwise.
-        ends: tokens that end a text, one or more.
-
+    `refused`: names of options of `kvcast.speech.model.TAKEN` that it does not support.
+    `frame_synchronous`: whether text and audio advance together, so that `tokens_of` is exact.
+    `longest`: frames of 10 ms in a chunk, at most. `most_tokens`: of the longest chunk's text,
+    unless the user says otherwise.
     """
 
     tokenizer: TextTokenizer
@@ -107,7 +97,6 @@ class Recognition(ABC):
         return Recognized(text=self.tokenizer.decode(tokens).strip(), language=language)
 
     def special(self, *texts: str) -> list[int]:
-        """Return special tokens by their texts; raises KvcastError for a missing one."""
         known = self.tokenizer.control_tokens(texts)
         for text in texts:
             if text not in known:
@@ -130,8 +119,6 @@ class Recognition(ABC):
 
 @dataclass(frozen=True, eq=False)
 class LogMelFeatures(Input):
-    """Features [frames, bands], and the number of positions that they become."""
-
     features_tm: Float32
     encoded: int
 
@@ -162,8 +149,6 @@ def features_of(samples: Float32, n_mels: int) -> Float32:
 
 @dataclass(frozen=True, eq=False)
 class AudioFeatures(Input):
-    """Features [frames, bands] of a chunk, and the encoder that takes them."""
-
     features_tm: Float32
     encoder: SoundEncoder
 
@@ -193,13 +178,10 @@ class AudioTokenRecognition(Recognition):
         self.ends = tokenizer.end_tokens
 
     def audio_tokens(self, positions: int) -> list[int]:
-        """Return the token ids of the row's embeddings."""
         return list(range(self.vocab_size, self.vocab_size + positions))
 
 
-UNKNOWN = "und"
-"""The code of a language that is not known (ISO 639)."""
-
+UNKNOWN = "und"  # the code of a language that is not known (ISO 639)
 _LEAST_POWER = 1e-10
 _HOP = 160  # samples of a frame
 _ENDS = (".", "?", "!", "…")
@@ -208,10 +190,7 @@ _PAUSE = 1.0  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOptions:
-    """How chunks are decoded.
-
-    `strategy`: makes a search; takes a number that seeds each chunk differently.
-    """
+    """How chunks are decoded; `strategy` takes a number that seeds each chunk differently."""
 
     recognition: Recognition
     context: SpeechContext
@@ -240,14 +219,10 @@ class Chunk(RecordingPart):
         self,
         options: ChunkOptions,
         place: tuple[int, int],
-        samples: Float32 | None,
-        ended: Callable[[str | None], None],
+        samples: Float32 | None,  # None where it is silent
+        ended: Callable[[str | None], None],  # called with the language of its text
     ) -> None:
-        """Prepare.
-
-        `place`: its first frame, and the frame after its last. `samples`: its waveform; None where
-        it is silent. `ended`: is called with the language of its text, once it is decoded.
-        """
+        """Prepare frames `place[0]` to `place[1]`."""
         self._options, self._place, self._samples, self._ended = options, place, samples, ended
         self.drafts: list[DraftCounts] = []
         self.notices: list[tuple[float, str]] = []
@@ -303,7 +278,6 @@ class Chunk(RecordingPart):
         return Generated(tokens=best.tokens, logprob=best.sum_logprob, recognized=recognized)
 
     def _segments(self, generated: Generated) -> Iterator[Segment]:
-        """Yield a segment of the whole chunk or, if words have times, one of each sentence."""
         options, (first, end) = self._options, self._place
         recognized, start = generated.recognized, first / FRAMES_PER_SECOND
         whole = Segment(
@@ -350,7 +324,7 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
 
 
 def _placed(words: Sequence[Word], start: float, end: float) -> tuple[Word, ...]:
-    """Return words of a chunk that lasts from `start` to `end`; its last position is longer."""
+    """Return the words in seconds of the recording; the last position exceeds the chunk's end."""
     return tuple(
         replace(word, start=min(start + word.start, end), end=min(start + word.end, end))
         for word in words
@@ -367,8 +341,6 @@ def _filters(params: TranscribeParams, ends: Sequence[int]) -> Iterator[LogitsPr
 
 
 class ChunkPlan(Plan[SampledAudio]):
-    """Cuts a recording into chunks, where it is quiet."""
-
     def __init__(self, options: ChunkOptions) -> None:
         self._options = options
         self._running = 0
@@ -405,7 +377,6 @@ class ChunkPlan(Plan[SampledAudio]):
 def _frames(
     recording: SampledAudio, clip: tuple[int, int], joints: Sequence[int], recognition: Recognition
 ) -> int:
-    """Return how many frames the first chunk of a clip has."""
     seek, end = clip
     longest = recognition.longest
     if end - seek <= longest:

@@ -44,44 +44,32 @@ _LONGEST = 28 * FRAMES_PER_SECOND
 """Frames of 10 ms. Whisper assumes that a full window ends within a sentence, and stops
 before that; two seconds of zeros mark the end of the speech."""
 
-_SHORTEST = 18 / 28
-"""Every chunk costs Whisper's encoder a whole window, so none is cut earlier than this part."""
-
-_PAUSE_FRAMES = 25
-"""Frames of 10 ms over which loudness is averaged: more than a stop consonant, less than a word."""
-
-_NEARLY = 0.1
-"""A place is as good as the quietest one within this part of the range of loudness."""
+_SHORTEST = 18 / 28  # part of the longest chunk: each costs Whisper's encoder a window
+_PAUSE_FRAMES = 25  # averaged: more than a stop consonant, less than a word
+_NEARLY = 0.1  # a place is as good as the quietest one within this part of the range of loudness
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkWindow(WindowSource):
-    """Frames `first` to `end` of a recording, [n_mels, 3000], zeros after the last."""
-
     audio: WindowSource
     first: int
     end: int
     window_mt: NDArray[np.float32]
 
     def window(self, seek: int, end: int | None = None) -> NDArray[np.float32]:
-        """Return [n_mels, 3000] from frame `seek` of the recording on; zeros from `end` on."""
         shifted_mt = np.zeros_like(self.window_mt)
         stop = self.end if end is None else min(end, self.end)
         shifted_mt[:, : stop - seek] = self.window_mt[:, seek - self.first : stop - self.first]
         return shifted_mt
 
     def is_silent(self, seek: int, end: int) -> bool:
-        """Return whether frames `seek` to `end` of the recording are digital silence."""
         return self.audio.is_silent(seek, end)
 
 
 def cut_first_chunk(
     audio: WindowSource, clip: tuple[int, int], joints: Sequence[int] = ()
 ) -> ChunkWindow:
-    """Cut the first chunk off frames `clip[0]` to `clip[1]` of a recording.
-
-    It is cut preferably at the frames `joints`, where audio was left out.
-    """
+    """Cut the first chunk off frames `clip[0]` to `clip[1]`, preferably at a frame of `joints`."""
     seek, end = clip
     window_mt = audio.window(seek, end)
     near = [frame - seek for frame in joints]
@@ -97,10 +85,9 @@ def chunk_frames(
     loudness: Callable[[], NDArray[np.float32]],
     longest: int = _LONGEST,
 ) -> int:
-    """Return the length of the first chunk, in frames.
+    """Return the frames of the first chunk; best cut at `joints`, where audio was left out.
 
-    `joints`: where audio was left out; best to cut at. `loudness`: returns the loudness of the
-    first `longest` frames or more, [bands, t]. `longest`: most frames of a chunk.
+    `loudness` returns the loudness of the first `longest` frames or more, [bands, t].
     """
     if frames <= longest:
         return frames
@@ -125,7 +112,6 @@ Recorded = TypeVar("Recorded", bound=RecordedAudio)
 
 
 def open_recording(source: AudioInput, params: AudioParams) -> ChannelSource:
-    """Open a recording; raises as `kvcast.audio.decode.open_audio` does."""
     return open_audio(source, track=params.audio_track, sampling_rate=params.sampling_rate)
 
 
@@ -142,7 +128,6 @@ def open_windows(source: AudioInput, n_mels: int, params: TranscribeParams) -> M
 
 
 def open_samples(source: AudioInput, params: TranscribeParams) -> SampledAudio:
-    """Open a recording as `open_windows` does, for a model that takes samples."""
     return _opened(source, params, SampledAudio)
 
 
@@ -172,10 +157,8 @@ def _clips(params: TranscribeParams) -> list[Part]:
 def voice_detector() -> VoiceDetector:
     """Return a detector for one recording, or one audio stream, from its start.
 
-    Raises:
-        InputMissingError: the detector, or ONNX Runtime, which runs it, is not installed.
-        KvcastError: it is another version, or its file is damaged.
-
+    Raises InputMissingError if Silero or ONNX Runtime is missing, KvcastError for a damaged or
+    different version.
     """
     detector: VoiceDetector = _graph(packaged.silero_vad()).listener()
     return detector

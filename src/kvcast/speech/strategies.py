@@ -127,7 +127,6 @@ class MaximumLikelihood:
     length_penalty: float | None = None
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate:
-        """Return the best; of equals the first."""
         return max(candidates, key=self._score)
 
     def _score(self, candidate: Candidate) -> float:
@@ -137,36 +136,22 @@ class MaximumLikelihood:
         return float(candidate.sum_logprob / ((5 + length) / 6) ** self.length_penalty)
 
 
-_ASKED_EVERY = 8
-"""Tokens between two questions whether a search is hopeless."""
+_ASKED_EVERY = 8  # tokens between two questions whether a search is hopeless
 
 
 class SearchRequest(Request):
-    """A search after a prompt."""
-
     def __init__(
         self,
-        prompt: Prompt,
+        prompt: Prompt,  # one token or more
         *,
         strategy: Strategy,
-        filters: Sequence[LogitsProcessor],
+        filters: Sequence[LogitsProcessor],  # in the order in which they apply
         eot: int,
-        max_new_tokens: int,
-        probe: int | None = None,
+        max_new_tokens: int,  # 1 or more
+        probe: int | None = None,  # offset into the prompt whose unprocessed logits to keep
         hopeless: Callable[[Sequence[Candidate]], bool] | None = None,
     ) -> None:
-        """Begin.
-
-        Args:
-            prompt: one token or more.
-            strategy: chooses tokens.
-            filters: applied to the logits of each step, in this order.
-            eot: the token that ends a sequence.
-            max_new_tokens: steps after which the search ends, 1 or more.
-            probe: offset into the prompt whose unprocessed logits to keep.
-            hopeless: called now and then; returns whether to stop with the candidates so far.
-
-        """
+        """Begin; `hopeless`, called now and then, returns whether to stop with the candidates."""
         # The last token is chosen and never fed.
         capacity = prompt.length + max_new_tokens - 1
         super().__init__(prompt, capacity=capacity, width=strategy.width, probe=probe)
@@ -191,9 +176,9 @@ class _Sampler(Protocol):
     def __call__(
         self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
     ) -> tuple[list[int], Float32]:
-        """Return a token and its log-probability for each of some rows.
+        """Return a token and its log-probability for each row, from `logits_rv` [places, vocab].
 
-        `logits_rv`: [places, vocab]. Raises KvcastError if they are NaN or infinite.
+        Raises KvcastError for NaN or infinite logits.
         """
 
 
@@ -207,8 +192,6 @@ class _Likeliest(_Sampler):
 
 
 class _Draws(_Sampler):
-    """Draws tokens; a row's draws do not depend on when other rows end."""
-
     def __init__(self, temperature: float, rng: "np.random.Generator", count: int) -> None:
         self._distribution = Distribution(temperature)
         self._rng = rng

@@ -1,8 +1,4 @@
-"""Turns a recording into segments, one by one, for every model that transcribes.
-
-A model's plan cuts the recording into parts, whose requests a scheduler runs and whose results are
-segments.
-"""
+"""Turns a recording into segments: a plan cuts it into parts, which a scheduler decodes."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,15 +22,11 @@ from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment
 
 RecordingT = TypeVar("RecordingT", bound=RecordedAudio, contravariant=True)
 
-_AHEAD = 4
-"""Parts that are begun before the first of them is over, for each that runs at once."""
+_AHEAD = 4  # parts that are begun before the first of them is over, for each that runs at once
 
 
 def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[int, int]]:
-    """Return the first frame of each part to transcribe, and the frame after its last.
-
-    A part that begins past the recording's end has its end before its start.
-    """
+    """Return each part's first frame and the frame after its last, possibly before the first."""
     return [
         (
             round(start * FRAMES_PER_SECOND),
@@ -45,10 +37,7 @@ def clipped_frames(params: TranscribeParams, content_frames: int) -> list[tuple[
 
 
 class RecordingPart(Protocol):
-    """A part of a recording that is decoded by itself.
-
-    `notices`: for the user: a second of the recording, and the text.
-    """
+    """A part of a recording that is decoded by itself; a notice has its second of the recording."""
 
     drafts: list[DraftCounts]
     notices: list[tuple[float, str]]
@@ -60,12 +49,9 @@ class RecordingPart(Protocol):
 
 
 class Plan(ABC, Generic[RecordingT]):
-    """Cuts one recording into parts, as a kind of models needs them.
+    """Cuts one recording into parts, as a kind of models needs them."""
 
-    `language`: code of the recording's language, once it is known.
-    """
-
-    language: str | None = None
+    language: str | None = None  # of the recording, once it is known
 
     @abstractmethod
     def parts(self, recording: RecordingT, begin: Callable[[RecordingPart], None]) -> Policy[None]:
@@ -76,12 +62,9 @@ class Plan(ABC, Generic[RecordingT]):
 
 
 class RecordingCaller(PolicyCaller):
-    """A recording, whose parts are policies and whose results are segments.
+    """A recording, opened on first use and released after its last segment or by `close`.
 
-    It is opened on first use, and released when the last segment was taken, or by `close`. One
-    policy cuts it into parts; each part is another.
-
-    `before_opening`: is called right before the recording is opened; by default it does nothing.
+    `before_opening` is called right before the recording is opened; by default it does nothing.
     """
 
     def __init__(
@@ -93,11 +76,6 @@ class RecordingCaller(PolicyCaller):
         together: int,
         notices: Sequence[str] = (),
     ) -> None:
-        """Prepare; nothing is opened or decoded yet.
-
-        `opening`: opens the recording; called once at most. `plan`: cuts it into parts; this
-        recording's own. `together`: parts that run at once.
-        """
         super().__init__()
         self._opening = opening
         self._plan = plan
@@ -142,7 +120,6 @@ class RecordingCaller(PolicyCaller):
 
     @property
     def draft(self) -> DraftCounts | None:
-        """Counts of drafted tokens in finished windows; None without `draft`."""
         if self._params.draft is None:
             return None
         return DraftCounts.total(self._drafts)
@@ -179,10 +156,7 @@ class RecordingCaller(PolicyCaller):
         self._error = error
 
     def take_segment(self) -> Segment | None:
-        """Return the next segment if it is done; None if it is not, or all is over.
-
-        Raises the error that ended it.
-        """
+        """Return the next segment if it is done, or None; raises the error that ended it."""
         while not self._closed:
             first = self._begun[0] if self._begun else None
             if first is not None and first.segments:
@@ -243,14 +217,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
     ) -> None:
         """Join the scheduler; nothing is opened or decoded yet.
 
-        Args:
-            scheduler: decodes it, perhaps together with other recordings.
-            opening: opens the recording; called once at most.
-            plan: cuts it into parts; this recording's own.
-            params: options.
-            priority: recordings of lower ones are decoded first.
-            notices: for the user, about the options.
-
+        `opening` is called once at most. Recordings of lower `priority` are decoded first.
         """
         together = params.batch or 1
         super().__init__(opening, plan, params=params, together=together, notices=notices)
@@ -351,7 +318,6 @@ class ServedRecording(RecordingCaller, JobCaller):
         self._release()
 
     def _publish(self) -> None:
-        """Put finished segments into the job, and its result at the end."""
         while (segment := self.take_segment()) is not None:
             self._note()
             self._segments.append(segment)

@@ -33,8 +33,7 @@ class FrameTiming:
     """How a model's audio and text advance.
 
     `features`: maps the samples of pieces, and `overlap` more, to features [pieces, n]. `overlap`:
-    samples that a piece needs after its end, counted from the lead on. `most`: pieces of the
-    longest audio, including silence.
+    samples that a piece needs after its end. `most`: pieces of the longest audio with its silence.
     """
 
     source: StreamedSource
@@ -59,7 +58,6 @@ class VoxtralRealtimeWindow(UtteranceWindow):
         language: str,
         step: float,
     ) -> None:
-        """Begin without audio; `stream` starts decoding a text token by token."""
         super().__init__(language, step)
         self._runtime, self._timing, self._stream = runtime, timing, stream
         self._cache: Any = runtime.new_cache(1, timing.most, inputs=1)

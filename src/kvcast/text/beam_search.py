@@ -1,8 +1,4 @@
-"""Beam search: texts that compete in a request, as in Hugging Face transformers.
-
-The search is generation/utils.py's `_beam_search`, so that its results are met token for token:
-finished sequences compete by log-probability over length ** length_penalty.
-"""
+"""Beam search as transformers' `_beam_search` (generation/utils.py), token for token."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -29,21 +25,14 @@ from kvcast.text.texts import (
 
 @dataclass(frozen=True)
 class BeamHypothesis:
-    """A finished sequence, with the token that ended it.
-
-    Attributes:
-        score: sum of the tokens' scores, over length ** length_penalty.
-
-    """
-
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     tops: tuple[Alternatives, ...]
-    score: float
+    score: float  # sum of the tokens' scores, over length ** length_penalty
 
 
 class SearchedTexts(TextRequest):
-    """The best `n` texts that a search with `beam` rows finds."""
+    """The best `n` texts of a search with `beam` rows."""
 
     def __init__(self, spec: TextSpec) -> None:
         super().__init__(spec, width=spec.params.beam)

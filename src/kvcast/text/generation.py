@@ -36,7 +36,7 @@ TextPrompt: TypeAlias = str | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class EncodedText:
-    """A text and its tokens, which `TextGenerator.encoded` returns: it is not encoded again."""
+    """A text and its tokens, from `TextGenerator.encoded`, to encode it only once."""
 
     text: str
     tokens: Int64
@@ -44,8 +44,6 @@ class EncodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a model."""
-
     prompt: int
     sequence: int
     vocabulary: int
@@ -62,7 +60,7 @@ class Limits:
             )
 
     def ids(self, prompt: Sequence[int]) -> Int64:
-        """Return a user's token ids; raises UsageError for ids that the model does not have."""
+        """Return a user's token ids; raises UsageError if they exceed the vocabulary."""
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise UsageError("a prompt is text, or a sequence of token ids")
@@ -73,7 +71,7 @@ class Limits:
         return tokens.astype(np.int64)
 
     def known(self, tokens: Sequence[int]) -> Int64:
-        """Return a tokenizer's tokens; raises KvcastError for one that the model does not have."""
+        """Return a tokenizer's tokens; raises KvcastError if they exceed the vocabulary."""
         if (last := max(tokens, default=0)) >= self.vocabulary:
             raise KvcastError(
                 f"the tokenizer has a token {last}, but the model only {self.vocabulary} tokens: "
@@ -83,7 +81,7 @@ class Limits:
 
 
 class TextPieces(Iterator[str]):
-    """Pieces of one text, generated while they are taken; can be taken once."""
+    """Pieces of one text, generated lazily; can be iterated once."""
 
     def __init__(self, request: SampledText, scheduler: Scheduler) -> None:
         self._request = request
@@ -112,17 +110,7 @@ class TextPieces(Iterator[str]):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationTask:
-    """Writes texts after prompts of token ids.
-
-    Attributes:
-        continues: whether a text continues its prompt in one sequence, so that prompts may share a
-            cached prefix.
-        chunk: most tokens of a prompt in one call, where none is given; None reads it whole.
-
-    Raises:
-        KvcastError: for a token that ends texts and that the model does not have.
-
-    """
+    """Generates texts; raises KvcastError for an end token that the model does not have."""
 
     runtime: Runtime
     tokenizer: TextTokenizer
@@ -132,8 +120,9 @@ class GenerationTask:
     grammars: Grammars
     held: int = 0
     encodes: bool = False
+    # a text continues its prompt in one sequence, so prompts may share a prefix
     continues: bool = False
-    chunk: int | None = None
+    chunk: int | None = None  # default of most prompt tokens in one call; None reads it whole
     defaults: GenerationDefaults = NO_DEFAULTS
 
     def __post_init__(self) -> None:
@@ -142,10 +131,9 @@ class GenerationTask:
     def each(
         self, prompts: Sequence[Int64], params: SamplingParams
     ) -> Iterator[list[TextGeneration]]:
-        """Yield the texts of each prompt, in order, once they are done.
+        """Yield the texts of each prompt, in order, once done; they share its computation.
 
-        Several texts of one prompt share its computation. Raises UsageError for no prompt, or one
-        that is empty, or too long for the model.
+        Raises UsageError for no prompt, or one that is empty, or too long for the model.
         """
         if not prompts:
             raise UsageError("there is no prompt: give at least one")
@@ -154,16 +142,12 @@ class GenerationTask:
         return self._texts(prompts, specs, params)
 
     def pieces(self, prompt: Int64, params: SamplingParams) -> TextPieces:
-        """Return the pieces of one text; raises as `each`."""
         watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
         request = SampledText(self._spec(prompt, params, watch, drafts))
         return TextPieces(request, self._scheduler([request.spec], params))
 
     def requests(self, tokens: Int64, params: SamplingParams) -> list[TextRequest]:
-        """Return requests for the texts of one prompt, for a shared scheduler.
-
-        Each reads the prompt itself, or finds it in a row. Raises as `each`.
-        """
+        """Return requests for the texts of one prompt, for a shared scheduler. Raises as `each`."""
         drafts = speculations(params.draft, self.paired)
         spec = self._spec(tokens, params, Stopwatch(), drafts)
         if params.beam > 1:
@@ -178,10 +162,7 @@ class GenerationTask:
         return replace(self, limits=replace(limits, sequence=capacity, prompt=longest))
 
     def prefixes(self, rows: int, capacity: int) -> PrefixCache | None:
-        """Return an empty prefix cache for that many rows.
-
-        None for a model that reads a source in both directions: nothing of it serves another one.
-        """
+        """Return an empty prefix cache; None for bidirectional sources, which share no prefix."""
         if not self.continues:
             return None
         return PrefixCache(rows, capacity, prompts_differ=self.runtime.prompts_differ)

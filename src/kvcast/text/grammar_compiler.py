@@ -1,8 +1,7 @@
 """Compiles grammars in child processes: few at a time, each grammar once, by CPU time.
 
-The parent of grammar_process.py. A grammar first gets a short time slice, small ones before large
-ones. A grammar that needs longer waits for all new ones, and is interrupted for them: it may never
-end.
+The parent of grammar_process.py. A grammar first gets a short time slice, small ones first. One
+that needs longer waits for all new ones, and is interrupted for them: it may never end.
 """
 
 import atexit
@@ -48,7 +47,7 @@ class FullError(KvcastError):
 
 @dataclass(order=True)
 class _Trial:
-    """A grammar that waits or is tried; the first in order is next."""
+    """A grammar that waits or is compiled; sorted by turn."""
 
     long: bool
     size: int
@@ -59,7 +58,7 @@ class _Trial:
 
 
 class Trials:
-    """Grammars that are tried, for all models of this process."""
+    """The grammars that are tried, for all models of this process."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most or max(1, available_cores() // 2)
@@ -74,10 +73,7 @@ class Trials:
         self._closed = False
 
     def outcome(self, grammar: Grammar) -> "Future[str]":
-        """Return the future problem of a grammar: one line, empty if it can be compiled.
-
-        Raises FullError if too many wait.
-        """
+        """Return a grammar's future problem, one line or empty; FullError if too many wait."""
         with self._changed:
             if (known := self._known.get(grammar)) is not None:
                 self._known.move_to_end(grammar)
@@ -144,8 +140,6 @@ class Trials:
 
 
 class _Worker:
-    """A thread with its child process."""
-
     def __init__(self, trials: Trials) -> None:
         self.trial: _Trial | None = None
         self._trials = trials
@@ -156,7 +150,7 @@ class _Worker:
         threading.Thread(target=self._work, name="kvcast-grammars", daemon=True).start()
 
     def give_way(self) -> None:
-        """End the trial that runs, or is about to; it is tried again later."""
+        """End the trial that runs, or will next; it is retried later."""
         with self._lock:
             self._gives_way = True
             if self._process is not None:

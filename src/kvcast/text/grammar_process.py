@@ -1,9 +1,9 @@
 """Compiles grammars in a separate process, because some take minutes or crash the process.
 
 Reads JSON objects from standard input, one a line, each with "kind", "text" and "seconds". Answers
-each with a line on standard output: {"problem": …}, empty for a grammar that can be used, and
-whether this was the "last", as the process has taken much. A grammar that takes more processor time
-than its seconds ends the process. Imports nothing of kvcast, so that it starts at once.
+each with a line on standard output: {"problem": …}, empty for a valid grammar, and whether this was
+the "last", as the process has used much. A grammar that exceeds its CPU seconds ends the process.
+Imports nothing of kvcast, to start quickly.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ def matcher(library: "LLTokenizer", kind: str, text: str, spaces: int = 0) -> "L
 
 
 def _limits() -> "LLParserLimits":
-    """Return the library's bounds on a grammar's cost; a lexer's state takes 2 kB."""
+    """Return bounds on a grammar's cost; a lexer's state takes 2 kB."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 def _in_llguidance(kind: str, text: str, spaces: int) -> str:
-    """Return a grammar as the library reads it, after `spaces` spaces that a text loses."""
+    """Return a grammar for llguidance, of a text that loses leading `spaces`."""
     part: dict[str, Any]
     match kind:
         case "json_schema" | "json_object":

@@ -26,8 +26,6 @@ from kvcast.tokenizers.base import TextTokenizer
 
 
 class LogitsProcessors:
-    """The logits processors of one text, or of the rows of a beam search."""
-
     def __init__(self, params: SamplingParams) -> None:
         self._bias: list[LogitsProcessor] = [LogitBias(b)] if (b := params.biases) else []
         self._of_all: list[LogitsProcessor] = []
@@ -89,11 +87,10 @@ class ReasoningBudget:
         self._check()
 
     def forced(self) -> int | None:
-        """Return the token that must come next, if one must."""
         return self._forced.popleft() if self._forced else None
 
     def record(self, text: str) -> None:
-        """Record a token, by the text that became certain with it."""
+        """Record a token by its newly certain text."""
         self._left -= self._parser.reasons
         self._parser.push(text)
         self._check()
@@ -104,7 +101,7 @@ class ReasoningBudget:
 
 
 def has_begun(tokenizer: TextTokenizer, prompt_s: Sequence[int] | Int64) -> bool:
-    """Whether a prompt ends with the beginning of reasoning, as some templates' do."""
+    """Whether a prompt ends with the start of reasoning, as some templates' do."""
     tail = [int(token) for token in prompt_s[-_TAIL:]]
     return tokenizer.decode(tail).rstrip().endswith(BEGIN)
 

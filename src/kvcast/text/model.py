@@ -75,7 +75,6 @@ class TextGenerator(ABC):
         return self.tokenizer.notices
 
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return an engine's scheduler; see `kvcast.engine.engine.Model`."""
         generation = self.generation
         sizes = fitting(
             generation.runtime.row_bytes,
@@ -98,7 +97,6 @@ class TextGenerator(ABC):
     def caller(
         self, given: TextPrompt, options: Mapping[str, Any], scheduler: Scheduler
     ) -> TextCaller:
-        """Return the texts of a prompt as an engine's caller; raises as `generate`."""
         params = self.understood(given, self.defaults.params(PromptParams, options))
         if params.beam > scheduler.rows:
             raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
@@ -205,7 +203,6 @@ class TextGenerator(ABC):
         texts: list[TextGeneration],
         params: PromptParams,  # noqa: ARG002
     ) -> list[TextGeneration]:
-        """Return the texts of a prompt as callers get them, once all of them are over."""
         return texts
 
     def _each(
@@ -309,16 +306,9 @@ class TextModel(TextGenerator):
     ) -> Int64:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Args:
-            messages: as in OpenAI's chat completions: each with a role (system, developer, user,
-                assistant, tool) and a content; an assistant's may have tool_calls.
-            tools: functions that the model may call, in OpenAI's format; a template without tools
-                gets them described in words.
-
-        Raises:
-            UsageError: malformed messages.
-            KvcastError: there is no template, or it refuses the conversation or fails.
-
+        Messages and tools are in the format of OpenAI's chat completions; a template without tools
+        gets them described in words. Raises UsageError for malformed messages, and KvcastError if
+        there is no template, or it refuses the conversation or fails.
         """
         return self._limits.known(self.tokenizer.encode_chat(messages, tools))
 
@@ -347,7 +337,7 @@ class TextModel(TextGenerator):
 class TextSession:
     """A computed prefix, which `TextModel.session` makes.
 
-    Text that continues it is tokenised separately, without a beginning-of-text token, so a word
+    Text that continues it is tokenized separately, without a beginning-of-text token, so a word
     should not be split between the two.
     """
 

@@ -1,7 +1,4 @@
-"""Options of prompts, and the values for them that a model's generation_config.json recommends.
-
-Imports no tensor library, so that the command line shows its help at once.
-"""
+"""Options of prompts, and a model's generation_config.json; imports no tensor library."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -168,5 +165,5 @@ def completed(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _
 
 
 def completed_alone(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
-    """Return options as `completed` does, of one text that is found without a search."""
+    """As `completed`, for one text without a beam search."""
     return owner.defaults.params(kind, {"beam": 1, **given})

@@ -1,8 +1,4 @@
-"""Requests for texts that a sampler generates, and their caller in an engine.
-
-A caller offers a prompt's requests and puts new text into a job; `beam_search.py` has the texts
-that compete.
-"""
+"""Requests for sampled texts (`beam_search.py` has beams), and their caller in an engine."""
 
 from abc import abstractmethod
 from collections import deque
@@ -36,8 +32,6 @@ from kvcast.tokenizers.base import TextTokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
-    """The specification of a text."""
-
     prompt: Prompt
     prompt_tokens: int
     params: SamplingParams
@@ -49,7 +43,7 @@ class TextSpec:
 
     @property
     def capacity(self) -> int:
-        """Most positions that a row may need: the last token is never fed."""
+        """Most positions of a row: the last token is never fed."""
         return self.prompt.length + self.criteria.max_new_tokens - 1
 
     def begin(self) -> GeneratedText:
@@ -77,7 +71,7 @@ class TextSpec:
         score: float | None = None,
         drafts: Speculation | None = None,
     ) -> TextGeneration:
-        """Return a text that is over; raises KvcastError for one that is not."""
+        """Return a finished text; raises KvcastError for an unfinished one."""
         if text.finish_reason is None:
             raise KvcastError("the text is not finished: take all of its pieces first")
         return TextGeneration(
@@ -159,7 +153,6 @@ class SampledText(TextRequest):
 
 
 def alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
-    """Return the likeliest tokens of each row, with their log-probabilities."""
     tokens_rk, logprobs_rk, _ = likeliest(logits_rv, count)
     pairs = zip(tokens_rk.tolist(), logprobs_rk.tolist(), strict=True)
     return [tuple(zip(tokens_k, values_k, strict=True)) for tokens_k, values_k in pairs]
@@ -167,20 +160,14 @@ def alternatives(logits_rv: Float32, count: int) -> list[Alternatives]:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The new part of a text after a step.
-
-    Attributes:
-        text: that became certain, possibly empty.
-        finish_reason: "stop" or "length" with the last of a text; None before.
-
-    """
+    """The new part of a text after a step; `text` may be empty."""
 
     index: int
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     top_logprobs: tuple[Alternatives, ...] | None
-    finish_reason: str | None
+    finish_reason: str | None  # None before the last part
 
 
 TextJob = Job[TextDelta, "TextGeneration | list[TextGeneration]"]

@@ -1,8 +1,4 @@
-"""Sources sentence by sentence: a text is split, and the answers are put together.
-
-Sentences come from sentencex, an optional extra: it has no dependencies, knows some 300 languages,
-and loses no character.
-"""
+"""Sources sentence by sentence, split with the optional sentencex (300 languages), and joined."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +26,7 @@ class Part:
 
 
 def split(text: str, language: str | None, encode: Callable[[str], Int64]) -> list[Part]:
-    """Return a text's sentences; space alone belongs to the sentence before it.
-
-    Raises UsageError if the library is not installed.
-    """
+    """Return sentences, with trailing space; raises UsageError if sentencex is not installed."""
     try:
         from sentencex import segment
     except ImportError:
@@ -97,7 +90,7 @@ class Pieces(Protocol):
 
 
 class JoinedPieces(Iterator[str]):
-    """Pieces of the answers to a source's parts, one after the other; can be taken once."""
+    """Pieces of the answers to a source's parts, in sequence; can be iterated once."""
 
     def __init__(self, parts: Sequence[Part], begin: Callable[[Int64], Pieces]) -> None:
         self._parts = parts
@@ -121,7 +114,7 @@ class JoinedPieces(Iterator[str]):
 
 
 def _after(part: Part, answer: str, parts: Sequence[Part]) -> str:
-    """Return the space after an answer: its source's, or one where other sentences have one."""
+    """Return the space after an answer: its source's, or one between sentences."""
     if part.after or part is parts[-1] or answer.endswith(tuple(_UNSPACED)):
         return part.after
     return " "

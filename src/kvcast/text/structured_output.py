@@ -1,8 +1,7 @@
 """Structured output: a logits processor that holds texts to a grammar, and compiled grammars.
 
-llguidance, an optional library, computes the tokens that may come next. It bounds a grammar's cost,
-but not everywhere: a hundred patterns that must all match take it minutes, and a long chain of
-references ends the process. So a new grammar is first compiled in a child (grammar_compiler.py).
+llguidance, an optional library, computes the tokens that may come next. Some grammars take it
+minutes or end the process, so a new one is compiled in a child first (grammar_compiler.py).
 """
 
 import contextlib
@@ -45,7 +44,6 @@ class GrammarProcessor(LogitsProcessor):
             np.copyto(logits_v, -np.inf, where=place.barred_v)
 
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Make row i continue old row `parents[i]`, with a token."""
         waiting = Counter(parents)
         places = []
         for parent, token in zip(parents, tokens, strict=True):
@@ -56,24 +54,16 @@ class GrammarProcessor(LogitsProcessor):
 
     @property
     def ending(self) -> str | None:
-        """Why the first row must end: STOP if it is complete, LENGTH if no token may follow."""
+        """STOP if the first row's text is complete, LENGTH if no token may follow, else None."""
         return self._places[0].ending
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GrammarPlace:
-    """A text's position in a grammar.
-
-    Attributes:
-        barred_v: whether a token must not come next, [vocab].
-        ending: STOP where only an end token may come, LENGTH where no token may; None elsewhere.
-
-    """
-
     matcher: "LLMatcher"
     end_tokens: tuple[int, ...]
-    barred_v: NDArray[np.bool_]
-    ending: str | None
+    barred_v: NDArray[np.bool_]  # [vocab], tokens that must not come next
+    ending: str | None  # STOP: only an end token may come; LENGTH: no token may
 
     @classmethod
     def of(cls, matcher: "LLMatcher", end_tokens: tuple[int, ...], size: int) -> "GrammarPlace":
@@ -90,7 +80,7 @@ class GrammarPlace:
         return replace(self, matcher=self.matcher.deep_copy())
 
     def after(self, token: int) -> "GrammarPlace":
-        """Return the place after a token; this one is used up."""
+        """Return the place after a token; invalidates this one."""
         if self.barred_v[token] or token in self.end_tokens:
             return replace(self, barred_v=np.ones_like(self.barred_v), ending=LENGTH)
         self.matcher.consume_token(token)
@@ -101,7 +91,7 @@ class Tokens:
     bos_token_id = None
 
     def __init__(self, tokenizer: TextTokenizer, size: int) -> None:
-        """Raise UsageError where a token's text depends on its neighbours."""
+        """Raise UsageError if a token's text depends on its neighbours."""
         if tokenizer.decoder is None:
             raise UsageError(
                 "this model's tokens are word pieces, between which spaces come and go: a grammar "
@@ -132,8 +122,8 @@ class Tokens:
     def begin(self, grammar: Grammar, spaces: int) -> GrammarPlace:
         """Return the matcher's initial state for a text that loses some leading spaces.
 
-        Raises UsageError for a grammar that the library refuses, and one that no text of these
-        tokens can match.
+        Raises UsageError for a grammar that llguidance refuses, or that no text of these tokens
+        matches.
         """
         place = GrammarPlace.of(
             matcher(self.library, grammar, spaces), self._end_tokens, self._size
@@ -148,7 +138,7 @@ class Tokens:
         return place
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens by which the tokenizer spells a text that follows another one."""
+        """Return the tokens of a text that follows another one."""
         spelled = text.encode()
         for before in ("", "\n", '"'):  # some tokenizers put a space before all texts
             tokens: list[int] = []
@@ -163,7 +153,7 @@ class Tokens:
 
 
 def matcher(library: "LLTokenizer", grammar: Grammar, spaces: int = 0) -> "LLMatcher":
-    """Return the library's matcher for a new text; raises UsageError if the library refuses."""
+    """Return llguidance's matcher for a new text; raises UsageError if it refuses."""
     try:
         return grammar_process.matcher(library, grammar.kind, grammar.text, spaces)
     except ValueError as error:

@@ -26,11 +26,7 @@ from kvcast.tokenizers.languages import Languages
 
 
 class SourceTextModel(TextGenerator):
-    """A model whose texts answer their sources.
-
-    Takes the keywords of `kvcast.text.model.TextModel`, except for conversations and chunked
-    prefill.
-    """
+    """A model that reads a source; `TextModel`'s keywords without conversations and `chunk`."""
 
     def __init__(self, generation: GenerationTask, source_tokens: int | None = None) -> None:
         super().__init__(generation)
@@ -53,7 +49,7 @@ class SourceTextModel(TextGenerator):
 
     @override
     def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
-        """Return the options with the first token that the target's language wants."""
+        """Return the options with the first token of the target language."""
         languages = self.tokenizer.languages
         if languages is None:
             is_given = params.source_language is not None or params.target_language is not None
@@ -70,14 +66,14 @@ class SourceTextModel(TextGenerator):
         return understood
 
     def first_token(self, languages: Languages, language: str | None) -> int | None:
-        """Return the token that a text in this language is forced to begin with, if any."""
+        """Return the forced first token of a text in this language, if any."""
         return languages.forced(language)
 
     @override
     def parts(
         self, prompt: TextPrompt | EncodedText, params: PromptParams, longest: int
     ) -> list[Part]:
-        """Return the sentences of a text, if they are wanted or it is too long to be translated."""
+        """Return the sentences of a text, if requested or it is too long to be translated."""
         text = prompt.text if isinstance(prompt, EncodedText) else prompt
         if not isinstance(text, str):
             return [Part(tokens=self.prompt_tokens(prompt, params))]
@@ -106,8 +102,6 @@ class SourceTextModel(TextGenerator):
 
 
 class Source(Input):
-    """A source of tokens [t]."""
-
     def __init__(self, tokens: Int64) -> None:
         self._tokens = tokens
 
@@ -162,7 +156,7 @@ class EncodedSourceModel(SourceTextModel):
 
     @override
     def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
-        """Return them as `SourceTextModel` does; UsageError where a text needs a language."""
+        """As `SourceTextModel`; UsageError where a text needs a language."""
         understood = super().understood(prompt, params)
         languages = self.tokenizer.languages
         is_known = languages is None or languages.place == "target" or self._begins(understood)
@@ -259,9 +253,7 @@ class UnilmModel(SourceTextModel):
         return self._ranked(prompt, texts) if params.n > 1 else texts
 
     def embed(self, texts: str | Sequence[TextPrompt | EncodedText]) -> Float32:
-        """Return the embeddings of a text or several, fp32 [texts, width], as the model pools them.
-
-        A text may be given by its tokens.
+        """Return the pooled embeddings of texts (or their tokens), fp32 [texts, width].
 
         Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """

@@ -1,7 +1,4 @@
-"""Running texts: detokenization, stop sequences, stopping criteria, timings and the result.
-
-Tokens become text as soon as that is certain.
-"""
+"""Running texts: detokenization, stop sequences, stopping criteria, timings and the result."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +14,11 @@ from kvcast.tokenizers.base import TextTokenizer
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Strings that end a generation where they first occur; the output does not include them."""
+    """Strings that end a text and are not part of it."""
 
     strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an empty string, which would end every text at once."""
         if "" in self.strings:
             raise UsageError("a stop string is empty: give at least one character, or leave it out")
 
@@ -33,8 +29,7 @@ class StopStrings:
 class StopMatcher:
     """Looks for stop strings in one text, however it is split into pieces.
 
-    The text ends before the stop string that is complete first; if several end at the same
-    character, before the longest of them.
+    The text ends before the stop string that is complete first, of several before the longest.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
@@ -44,10 +39,7 @@ class StopMatcher:
         self._stopped = False
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Take a piece; return the text that can be shown now, and whether it ends the text.
-
-        Text that could be the start of a stop string is held back. After the end, nothing follows.
-        """
+        """Return the text that is no start of a stop string, and whether the text ends."""
         if self._stopped:
             return "", True
         text = self._held + piece
@@ -82,19 +74,12 @@ Alternatives: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """How long a text took, in seconds from the call.
+    """In seconds from the call."""
 
-    Attributes:
-        first_token: until the first token was chosen (with beams: the first of each beam).
-        per_token: mean of the tokens after the first; 0 where there are none.
-        tokens_per_second: of all tokens, the end token among them.
-
-    """
-
-    first_token: float
+    first_token: float  # with beams: the first of each beam
     seconds: float
-    per_token: float
-    tokens_per_second: float
+    per_token: float  # mean of the tokens after the first; 0 where there are none
+    tokens_per_second: float  # counts the end token
 
 
 class Stopwatch:
@@ -161,19 +146,10 @@ class TextGeneration:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingCriteria:
-    """The criteria that end a text.
-
-    Attributes:
-        end_tokens: any of them ends it and is no part of it.
-        stops: texts that end it and are no part of it.
-        min_new_tokens: no end token is chosen before a text has this length; a stop string may
-            still end it.
-
-    """
-
-    end_tokens: tuple[int, ...]
-    stops: StopStrings
+    end_tokens: tuple[int, ...]  # not part of the text
+    stops: StopStrings  # not part of the text
     max_new_tokens: int
+    # before it no end token is chosen; a stop string may still end the text
     min_new_tokens: int = 0
     suppressed: tuple[int, ...] = ()
 
@@ -181,7 +157,6 @@ class StoppingCriteria:
     def of(
         cls, params: SamplingParams, end_tokens: tuple[int, ...], room: int
     ) -> "StoppingCriteria":
-        """Return the criteria of a text that has room for `room` tokens."""
         return cls(
             end_tokens=end_tokens,
             stops=StopStrings(params.stops),
@@ -191,7 +166,6 @@ class StoppingCriteria:
         )
 
     def withheld(self, generated: int) -> tuple[int, ...]:
-        """Return the tokens that cannot be chosen after `generated` tokens of the text."""
         early = self.end_tokens if generated < self.min_new_tokens else ()
         return (*early, *(token for token in self.suppressed if token not in early))
 
@@ -202,7 +176,6 @@ class StoppingCriteria:
         tokens: Sequence[int],
         tokenizer: TextTokenizer,
     ) -> list[bool]:
-        """Return whether each token ends the text of row `parents[i]`, which it continues."""
         if generated_rn.shape[1] + 1 == self.max_new_tokens:
             return [True] * len(tokens)
         ended = [token in self.end_tokens for token in tokens]
@@ -214,8 +187,6 @@ class StoppingCriteria:
 
 
 class GeneratedText:
-    """One text, from its first token to the reason why it ended."""
-
     def __init__(self, criteria: StoppingCriteria, tokenizer: TextTokenizer, after: int) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []

@@ -41,16 +41,13 @@ class TextTokenizer(Protocol):
         """Number of tokens that have a text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, with the beginning-of-text token if there is one.
-
-        Special tokens spelt out in the text are treated as plain text.
-        """
+        """Add the beginning-of-text token, if any; special tokens spelt out are plain text."""
 
     def encode_ready(self, text: str) -> list[int]:  # noqa: ARG002
-        """Return the tokens of a text in which special tokens are spelt out and meant.
+        """Return the tokens of a text in which spelt special tokens are meant.
 
-        It may begin with the beginning-of-text token, which is added otherwise. Raises UsageError
-        for a tokenizer without tokens that a text can spell.
+        It may begin with the beginning-of-text token, which is added otherwise. UsageError for a
+        tokenizer without tokens that a text can spell.
         """
         raise UsageError("this model's tokenizer has no special tokens that a prompt can spell")
 
@@ -59,23 +56,17 @@ class TextTokenizer(Protocol):
     ) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer starts.
 
-        Raises UsageError for an invalid conversation; KvcastError if the model has no chat
-        template, or its template fails or tries to do more than format text.
+        UsageError for an invalid conversation; KvcastError without a chat template, or if the
+        template fails or tries to do more than format text.
         """
 
     def encode_chat_ready(self, messages: Sequence[Message]) -> list[int]:  # noqa: ARG002
-        """Return the tokens of a conversation whose messages may contain special tokens.
-
-        Raises KvcastError if the model has no chat template, or its template fails.
-        """
+        """As `encode_chat`, for messages that may contain special tokens."""
         raise KvcastError("this model's prompts need a chat template: fetch the model again")
 
     @property
     def tool_form(self) -> ToolForm:
-        """The model's format of tool calls.
-
-        Raises UsageError if its template has a form that is not known here.
-        """
+        """The model's format of tool calls; UsageError for a template of an unknown form."""
 
     def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
         """Return the special tokens among these texts; the rest are spelt with ordinary ones."""
@@ -87,7 +78,7 @@ class TextTokenizer(Protocol):
         """Start decoding a text token by token."""
 
     def special_tokens(self) -> Mapping[str, Sequence[int]]:
-        """Return the tokens that start, steer and end a text, by role."""
+        """Tokens that start, steer and end a text, by role."""
         return {"end_tokens": sorted(self.end_tokens)}
 
 

@@ -1,11 +1,9 @@
 """BERT's tokenizers, on top of the tokenizers library: sources between [CLS] and [SEP].
 
-SimBERT and RoFormer-Sim's character models use the plain one. T5-PEGASUS and RoFormer look for
-Chinese words first: a word that jieba finds and the vocabulary contains is one token, and the rest
-is split as in BERT. jieba's rules and dictionary come from rjieba, an optional extra, which splits
-as jieba does, is maintained, and reads no cache from a folder that other users may write to.
-
-Special tokens are never recognised in a text, since BERT splits off brackets.
+T5-PEGASUS and RoFormer look for Chinese words first: a word that jieba finds and the vocabulary
+contains is one token, and the rest is split as in BERT. jieba's rules and dictionary come from
+rjieba, an optional extra, which splits as jieba does, is maintained, and reads no cache from a
+folder that other users may write to. Special tokens are never recognised in a text.
 """
 
 import unicodedata
@@ -33,10 +31,7 @@ class BertTokenizer(PlainTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], end_tokens: Sequence[int], *, lowercase: bool
     ) -> None:
-        """Take a vocabulary, text to id; `lowercase` also strips accents.
-
-        Raises KvcastError if it lacks a special token or an end token.
-        """
+        """`lowercase` also strips accents; KvcastError for a missing special or end token."""
         for token in (_BEGIN, _END, _UNKNOWN):
             if token not in vocabulary:
                 raise KvcastError(f"the vocabulary has no {token}: fetch it again")
@@ -58,10 +53,6 @@ class BertTokenizer(PlainTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source between [CLS] and [SEP].
-
-        Special tokens spelt out in the text are treated as plain text.
-        """
         return [self._begin, *self._split(whole_characters(text)), self._end]
 
     @override
@@ -152,7 +143,7 @@ class WordPieceStream(TextStream):
 
     @override
     def push(self, token: int) -> str:
-        """Take one token; return its text, with a space before it where one belongs."""
+        """Return the token's text, with a space before it where one belongs."""
         piece = self._pieces.get(token, "")
         glued = piece.startswith(_CONTINUATION)
         text = piece.removeprefix(_CONTINUATION)
@@ -171,7 +162,7 @@ class WordPieceStream(TextStream):
         return ""
 
     def _is_apart(self, text: str, closed: bool) -> bool:
-        """Return whether a space goes before a text; `closed`: only after a punctuation mark."""
+        """Whether a space goes before a text; `closed`: only after a punctuation mark."""
         before = self._end[-1:]
         if not before or before in _NO_SPACE_AFTER:
             return False
@@ -187,7 +178,7 @@ def _is_chinese(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Return whether BERT treats a character as punctuation, which includes ASCII symbols."""
+    """Punctuation as in BERT, which includes ASCII symbols."""
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character).startswith("P")

@@ -30,11 +30,7 @@ class BlenderbotSmallTokenizer(PlainTokenizer):
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bytes, end_tokens: Sequence[int], label: str
     ) -> None:
-        """Take a vocabulary, piece to id, and the file of merges, best first.
-
-        Raises KvcastError, naming `label` for the merges, if one of them is damaged or the
-        vocabulary lacks a special token.
-        """
+        """Take merges, best first; KvcastError for damage or a missing special token."""
         if lacking := [token for token in _SPECIAL if token not in vocabulary]:
             raise KvcastError(f"the vocabulary has no {lacking[0]}: fetch it again")
         self._vocabulary = vocabulary
@@ -107,7 +103,7 @@ class _Words(TextStream):
 
 
 def _parts(word: str) -> list[str]:
-    """Return the words and marks in the text between spaces, which may have a line end."""
+    """Words and marks in the text between spaces, which may have a line end."""
     spaced = re.sub("([.,!?()])", r" \1", word)
     spaced = re.sub("(')", r" \1 ", spaced)
     spaced = re.sub(r"\s{2,}", " ", spaced)

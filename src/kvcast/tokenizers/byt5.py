@@ -22,7 +22,6 @@ _SENTINELS = 125
 
 class ByteTokenizer(PlainTokenizer):
     def __init__(self, end_tokens: Sequence[int]) -> None:
-        """Raise KvcastError for an end token outside the vocabulary."""
         self.end_tokens = tuple(end_tokens)
         if unknown := [token for token in end_tokens if token >= self.vocab_size]:
             raise KvcastError(
@@ -37,7 +36,7 @@ class ByteTokenizer(PlainTokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source and </s>; sentinels spelt out in it are recognised."""
+        """Encode a source and </s>; sentinels spelt out in it are recognised."""
         whole = whole_characters(text)
         tokens, start = [], 0
         for match in SENTINEL.finditer(whole):

@@ -21,10 +21,7 @@ Spelling = Callable[[str], bytes]
 
 class TextStream(Protocol):
     def push(self, token: int) -> str:
-        """Take one token; return the text that is now complete, possibly none.
-
-        Bytes of an incomplete character are held back until the rest arrives.
-        """
+        """Return the text that is now complete; bytes of an incomplete character are held back."""
 
     def finish(self) -> str:
         """Return the withheld text, with U+FFFD for bytes that make no character."""
@@ -34,21 +31,20 @@ class TextStream(Protocol):
 class TokenDecoder:
     """Turns tokens into text.
 
-    `token_bytes`: returns a token's bytes, which may be part of a character in UTF-8; none if it
-    has no text. `leading_spaces`: how many spaces the tokenizer adds before the first word;
-    decoding removes them.
+    `token_bytes`: a token's bytes, perhaps a part of a UTF-8 character or none. `leading_spaces`:
+    spaces that the tokenizer adds before the first word; decoding removes them.
     """
 
     token_bytes: Callable[[int], bytes]
     leading_spaces: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; invalid bytes become U+FFFD."""
+        """Invalid bytes become U+FFFD."""
         stream = self.stream()
         return "".join([*map(stream.push, tokens), stream.finish()])
 
     def spaces_lost_after(self, token: int) -> int:
-        """Return how many leading spaces a text loses that a token precedes."""
+        """Leading spaces that a text loses after this token."""
         said = self.token_bytes(token)
         return 0 if said.strip(b" ") else max(0, self.leading_spaces - len(said))
 
@@ -81,7 +77,6 @@ class DecoderStream(TextStream):
 
 
 def byte_level(spelled: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary."""
     try:
         return bytes(BYTES_BY_CHARACTER[character] for character in spelled)
     except KeyError:  # as in Hugging Face's decoder, such a token is its characters
@@ -89,7 +84,6 @@ def byte_level(spelled: str) -> bytes:
 
 
 def sentencepiece(spelled: str) -> bytes:
-    """Return the bytes of a token of a SentencePiece vocabulary with byte fallback."""
     if byte := _BYTE_TOKEN.fullmatch(spelled):
         return bytes.fromhex(byte[1])
     return spelled.replace(SPACE_MARK, " ").encode()
@@ -98,7 +92,7 @@ def sentencepiece(spelled: str) -> bytes:
 def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
     """Return the spelling and the number of leading spaces from tokenizer.json's "decoder".
 
-    Raises ValueError for an unsupported decoder, KeyError or TypeError for a damaged one.
+    ValueError for an unsupported decoder, KeyError or TypeError for a damaged one.
     """
     steps = _steps(description)
     if any(step["type"] == "ByteLevel" for step in steps):

@@ -57,10 +57,7 @@ class Languages:
     def before(
         self, source: Sequence[int], source_language: str | None, target_language: str | None
     ) -> list[int]:
-        """Return the tokens of a source in these languages; None leaves the default.
-
-        Raises UsageError for unknown ones.
-        """
+        """Add languages' tokens to a source; None: the default; UsageError for unknown ones."""
         tokens = list(source)
         if self.place == "target":
             if source_language is not None:
@@ -71,7 +68,7 @@ class Languages:
         return tokens
 
     def forced(self, target_language: str | None) -> int | None:
-        """Return the token that a target begins with; raises UsageError for an unknown language."""
+        """Return the token that a target begins with; UsageError for an unknown language."""
         if target_language is None or self.place == "target":
             return None
         return self.token(target_language)
@@ -80,10 +77,7 @@ class Languages:
         return next((code for code, number in self.tokens.items() if number == token), None)
 
     def token(self, language: str) -> int:
-        """Return a language's token, also by the beginning of one code alone.
-
-        Raises UsageError with the nearest codes if there is none.
-        """
+        """Return a language's token, also by a unique prefix; UsageError with the nearest codes."""
         if language in self.tokens:
             return self.tokens[language]
         wanted = language.lower()
@@ -102,7 +96,6 @@ class Languages:
 
 
 def codes(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the language tokens, by code."""
     matches = ((_CODE.fullmatch(text), number) for text, number in numbers.items())
     return {
         next(filter(None, match.groups())): number for match, number in matches if match is not None
@@ -127,8 +120,8 @@ def with_source(
 ) -> dict[str, Any]:
     """Return a tokenizer.json whose template has a source's language in this place.
 
-    `language`: its code, or the template's, or else English; without any of them nothing is
-    changed. `end`: the token that ends a source. Raises KvcastError for an unknown code.
+    `language`: a code, or the template's, or else English; without any of them nothing is
+    changed. `end`: the token that ends a source. KvcastError for an unknown code.
     """
     numbers = _added(description)
     texts = {number: text for text, number in numbers.items()}
@@ -164,7 +157,6 @@ def _added(description: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _language_slots(description: Mapping[str, Any]) -> list[tuple[Place, str]]:
-    """Return the place and the token of the language in a template, if it has one."""
     template = (description.get("post_processor") or {}).get("single") or []
     names = [item.get("SpecialToken", {}).get("id", "") for item in template]
     places: tuple[tuple[Place, int], ...] = (("first", 0), ("last", -1))

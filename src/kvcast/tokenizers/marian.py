@@ -37,10 +37,10 @@ class MarianTokenizer(PlainTokenizer):
         label: str,
         targets: Mapping[str, int] | None = None,
     ) -> None:
-        """Take a SentencePiece model and the ids of pieces; `targets` where the target's differ.
+        """`targets`: the target's ids, if they differ.
 
-        Raises KvcastError, naming `label` for a model that is damaged or of another kind, or if a
-        table lacks a special token.
+        KvcastError, naming `label` for a model that is damaged or of another kind, or if a table
+        lacks a special token.
         """
         targets = vocabulary if targets is None else targets
         for table in (vocabulary, targets):
@@ -90,7 +90,7 @@ class MarianTokenizer(PlainTokenizer):
 
 
 class M2MTokenizer(MarianTokenizer):
-    """Pieces after the token of a language, which the vocabulary's end has."""
+    """Pieces after a language's token; these tokens end the vocabulary."""
 
     def __init__(
         self,
@@ -101,10 +101,7 @@ class M2MTokenizer(MarianTokenizer):
         languages: Sequence[str],
         source: str | None = None,
     ) -> None:
-        """Take `MarianTokenizer`'s arguments, the language tokens, in order, and the default one.
-
-        Raises as it does, and KvcastError for an unknown language.
-        """
+        """`languages`: tokens, in order; `source`: the default; KvcastError for an unknown one."""
         named = {token: len(vocabulary) + i for i, token in enumerate(languages)}
         super().__init__(pieces, {**vocabulary, **named}, end_tokens, label)
         tokens = codes(named)
@@ -121,7 +118,7 @@ class M2MTokenizer(MarianTokenizer):
 
 
 def read_vocabulary(content: bytes, label: str) -> dict[str, int]:
-    """Read ids by piece; raises KvcastError, naming `label`, for anything else."""
+    """KvcastError, naming `label`, for anything else."""
     try:
         numbers = json.loads(content)
     except (ValueError, RecursionError):

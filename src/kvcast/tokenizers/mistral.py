@@ -33,10 +33,7 @@ def is_tokenizer_file(name: str) -> bool:
 
 class MistralTokenizer(TextTokenizer):
     def __init__(self, name: str, content: bytes) -> None:
-        """Read a file, whose name gives its version.
-
-        Raises KvcastError if mistral-common is not installed or refuses the file.
-        """
+        """Take the version from the name; KvcastError without mistral-common, or if it refuses."""
         try:
             from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Theirs
@@ -94,11 +91,7 @@ class MistralTokenizer(TextTokenizer):
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer starts.
-
-        Raises KvcastError for a conversation that the tokenizer's version does not support, and
-        UsageError for an invalid one.
-        """
+        """Raise UsageError for an invalid conversation, KvcastError for an unsupported one."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
         whole = checked(messages, tools).with_short_ids()
@@ -138,7 +131,6 @@ def _sentencepiece_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 def _form_of(version: str) -> ToolForm | None:
-    """Return the form of calls in a version of Mistral's formats, such as v3."""
     number = int(version.removeprefix("v"))
     if number < 2:
         return None

@@ -1,13 +1,12 @@
 """Opens the tokenizer that the text files of a checkpoint or bundle describe.
 
-The files are `text.json` with `tokenizer.json` (and chat templates if the model has any) or
-with `spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and
-so on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file, or
+The files are `text.json` with `tokenizer.json` (and chat templates if the model has any) or with
+`spiece.model`; or Mistral's own `tekken.json` or `tokenizer.model` (`tokenizer.model.v3` and so
+on). If `text.json` has a "tokenizer", that names the kind: "byt5", which needs no other file;
 "bert", with `vocab.txt` or a `tokenizer.json` of that kind; "marian", with `source.spm`,
-`vocab.json` and, where targets have another vocabulary, `target_vocab.json`; "m2m100", with
-`sentencepiece.bpe.model` and `vocab.json`; "mbart" and "mbart50", with the former alone; "pegasus",
-with `spiece.model`; "byte-level", "blenderbot" and "blenderbot-small", with `vocab.json` and
-`merges.txt`. Reads no files: the caller gives their contents.
+`vocab.json` and perhaps `target_vocab.json`; "m2m100", with `sentencepiece.bpe.model` and
+`vocab.json`; "mbart" and "mbart50", with the former alone; "pegasus", with `spiece.model`;
+"byte-level", "blenderbot" and "blenderbot-small", with `vocab.json` and `merges.txt`.
 """
 
 import json
@@ -36,17 +35,12 @@ _Files = Mapping[str, bytes]
 
 
 def open_text(files: _Files) -> TextTokenizer:
-    """Open the tokenizer in `files`, a mapping of name to content.
+    """Open the tokenizer in `files`, content by name; see `kvcast.tokenizers.settings`.
 
-    `text.json` is as `kvcast.tokenizers.settings` describes it, with one or more "end_tokens". For
-    "spiece.model" it may have "extra_ids",
-    the number of sentinels after its pieces; the default is 100, or 0 if the pieces include
-    sentinels. For "bert" it has "lowercase", and "words": whether to split Chinese into words.
-
-    Raises:
-        InputMissingError: a required file is missing.
-        KvcastError: a file is damaged, or a required optional library is not installed.
-
+    For "spiece.model", `text.json` may have "extra_ids", the number of sentinels after its pieces:
+    by default 100, or 0 if the pieces include sentinels. For "bert" it has "lowercase", and
+    "words": whether to split Chinese into words. InputMissingError for a missing file, KvcastError
+    for a damaged one or a missing optional library.
     """
     settings = TextSettings.read(files[SETTINGS]) if SETTINGS in files else None
     tokenizer = _opened(files, settings)
@@ -75,7 +69,6 @@ def _opened(files: _Files, settings: TextSettings | None) -> TextTokenizer:
 
 
 def open_tokenizer(files: _Files, dimensions: object) -> TextTokenizer:  # noqa: ARG001
-    """Open a tokenizer as `open_text` does, for any dimensions."""
     return open_text(files)
 
 

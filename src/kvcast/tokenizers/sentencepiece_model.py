@@ -1,10 +1,9 @@
 """Converts SentencePiece files, the spiece.model of T5 and mT5, to a tokenizer.json.
 
-The file is a protocol buffer (google/sentencepiece, sentencepiece_model.proto). It is parsed here
-because libraries that read it bring a second tokenizer, and tokenizers can run the same model. The
-result splits text into the same pieces as SentencePiece, with one exception: tokenizers drops a
-combining mark after a character that the normalisation rules replace, as it does in transformers.
-Supports Unigram models, and BPE where texts are only split. Splits no text itself.
+Parses the protocol buffer (google/sentencepiece, sentencepiece_model.proto): libraries that do
+bring a second tokenizer. The result splits as SentencePiece does, except that tokenizers drops a
+combining mark after a character that the normalisation rules replace, as in transformers.
+Supports Unigram models, and BPE where texts are only split.
 """
 
 import base64
@@ -33,34 +32,26 @@ _Value = TypeVar("_Value", int, bytes)
 
 
 def to_tokenizer_json(content: bytes, extra_ids: int | None, label: str) -> bytes:
-    """Return the tokenizer.json for a spiece.model; it adds </s> after a text.
+    """Return the tokenizer.json of a spiece.model; it adds </s> after a text.
 
     `extra_ids`: number of sentinels after the pieces, with <extra_id_0> last, as in T5. None: T5's
-    100, or none if the pieces include sentinels, as in mT5. Raises KvcastError, naming `label`,
-    for a file that is damaged or of another kind.
+    100, or none if the pieces include sentinels, as in mT5. KvcastError, naming `label`, for a file
+    that is damaged or of another kind.
     """
     return json.dumps(_unigram(content, label).description(extra_ids)).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
-    """How a vocabulary assigns ids to a model's pieces.
+    """How a vocabulary assigns ids to a model's pieces."""
 
-    Attributes:
-        first: special tokens, which take the place of the model's first pieces.
-
-    """
-
-    first: Sequence[str]
+    first: Sequence[str]  # special tokens, which take the place of the model's first pieces
     replaced: int
     last: Sequence[str] = ()
 
 
 def to_numbered_json(content: bytes, numbering: Numbering, label: str) -> bytes:
-    """Return the tokenizer.json of a vocabulary with other ids; it adds </s> after a text.
-
-    Raises as `to_tokenizer_json`.
-    """
+    """As `to_tokenizer_json`, for a vocabulary with other ids."""
     model = _unigram(content, label)
     try:
         return json.dumps(model.numbered(numbering)).encode()
@@ -69,10 +60,7 @@ def to_numbered_json(content: bytes, numbering: Numbering, label: str) -> bytes:
 
 
 def to_splitter_json(content: bytes, label: str) -> bytes:
-    """Return a tokenizer.json that splits text as the model does, without special tokens.
-
-    Raises as `to_tokenizer_json`.
-    """
+    """As `to_tokenizer_json`, for splitting texts only: without special tokens."""
     model = _read(content, label)
     description = model.description(0)
     special = {token["id"] for token in description.pop("added_tokens")}
@@ -164,7 +152,7 @@ class _SentencePieceModel:
         return self._described(vocabulary, [*range(first), *own, *last], *ends)
 
     def _scored(self) -> list[tuple[str, float]]:
-        """Return pieces with their scores; unused ones, like special tokens, are in no text."""
+        """Unused pieces, like special tokens, are in no text."""
         return [
             (f"<unused_piece_{i}>" if kind == _UNUSED else text, score)
             for i, (text, score, kind) in enumerate(self.pieces)
@@ -173,7 +161,7 @@ class _SentencePieceModel:
     def _described(
         self, vocabulary: Sequence[tuple[str, float]], special: Sequence[int], unknown: int, at: int
     ) -> dict[str, Any]:
-        """Return the content of tokenizer.json; `unknown` and `at`, the end, are ids."""
+        """`unknown` and `at`, the end, are ids."""
         end = vocabulary[at][0]
         return {
             "version": "1.0",
@@ -219,7 +207,7 @@ class _SentencePieceModel:
 
 
 def _merging(vocabulary: Sequence[tuple[str, float]], unknown: int) -> dict[str, Any]:
-    """Return the model of a tokenizer.json that merges pieces, in order of their scores."""
+    """Order merges by the pieces' scores."""
     numbers = {piece: i for i, (piece, _) in enumerate(vocabulary)}
     merges = [
         (-score, numbers[piece[:at]], numbers[piece[at:]])
@@ -255,7 +243,7 @@ def _slot(kind: str, name: str) -> dict[str, Any]:
 
 
 def _piece(content: int | bytes) -> tuple[str, float, int]:
-    """Read a SentencePiece message: text, score, type."""
+    """Text, score and type of a SentencePiece message."""
     if isinstance(content, int):
         raise ValueError("a piece is a number")  # noqa: TRY004, it is the file's
     fields = _message(content)
@@ -277,10 +265,7 @@ def _message(content: bytes) -> _Message:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield a protocol buffer's fields in order, with their values, numbers or bytes.
-
-    Raises ValueError if one extends beyond `content`.
-    """
+    """Fields in order, with their values or bytes; ValueError if one extends beyond the end."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)

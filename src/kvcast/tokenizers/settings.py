@@ -50,7 +50,6 @@ class TextSettings:
 
     @property
     def constants(self) -> dict[str, str]:
-        """Texts of special tokens by name, such as bos_token, as a chat template may use them."""
         values = {name: self._text(name) for name in ("bos_token", "eos_token")}
         named = {name: value for name, value in values.items() if value is not None}
         others = self.fields.get("special_tokens", {})
@@ -60,7 +59,6 @@ class TextSettings:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts of special tokens, which the tokenizer's own file may have as ordinary ones."""
         match self.fields.get("extra_special_tokens", []):
             case [*texts] if all(type(text) is str for text in texts):
                 return tuple(text for text in (*self.constants.values(), *texts) if text)
@@ -69,7 +67,6 @@ class TextSettings:
 
     @property
     def added_tokens(self) -> list[dict[str, Any]]:
-        """Tokens that replace or follow the tokens of the tokenizer's file: "content" and flags."""
         match self.fields.get("added_tokens", []):
             case [*tokens] if all(map(_is_added_token, tokens)):
                 return tokens
@@ -78,7 +75,6 @@ class TextSettings:
 
     @property
     def generation(self) -> dict[str, Any]:
-        """Values of options that the model's files recommend, by the options' names."""
         values = self.fields.get("generation", {})
         if not isinstance(values, dict):
             raise _damaged("generation has no values by name")
@@ -106,7 +102,6 @@ class TextSettings:
 
     @property
     def language_place(self) -> Literal["first", "last"] | None:
-        """Where a source has its language's token, if the tokenizer's file may say otherwise."""
         match self._text("language_place"):
             case None | "first" | "last" as place:
                 return place
@@ -120,7 +115,7 @@ class TextSettings:
         return value
 
     def count(self, name: str, most: int) -> int | None:
-        """Return a number from 0 to `most`; None if the field is missing."""
+        """From 0 to `most`; None if the field is missing."""
         value = self.fields.get(name)
         if value is not None and (type(value) is not int or not 0 <= value <= most):
             raise _damaged(f"{name} is not a whole number from 0 to {most}")

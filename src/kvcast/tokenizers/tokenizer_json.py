@@ -50,8 +50,6 @@ _FIRST_STAND_IN = 0x10F000  # in the last private use plane
 
 
 class JsonTokenizer(TextTokenizer):
-    """A tokenizer.json with end tokens and a chat template."""
-
     def __init__(
         self,
         tokenizer_json: bytes,
@@ -62,10 +60,9 @@ class JsonTokenizer(TextTokenizer):
         added_tokens: Sequence[Mapping[str, Any]] = (),
         special_tokens: Sequence[str] = (),
     ) -> None:
-        """Read a tokenizer.json; `added_tokens` replace or follow the file's own.
+        """`added_tokens` replace or follow the file's own; `special_tokens` are always special.
 
-        `special_tokens` are texts of tokens that are special, also if the file does not say so.
-        Raises KvcastError, naming `label`, if it is damaged, or its tokens are not plain bytes.
+        KvcastError, naming `label`, if it is damaged, or its tokens are not plain bytes.
         """
         self._what = label
         with _one_line(f"{label} cannot be read"):
@@ -120,10 +117,9 @@ class JsonTokenizer(TextTokenizer):
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer starts.
+        """In messages and tools, special tokens are plain text; only the template has them.
 
-        Special tokens come from the template; in messages and tools they are plain text. A template
-        without tools gets them described in words. Raises KvcastError if there is no template, or
+        A template without tools gets them described in words. KvcastError without a template, or if
         it refuses, fails or does more than format text; UsageError for an invalid conversation.
         """
         if self._template is None:
@@ -153,7 +149,7 @@ class JsonTokenizer(TextTokenizer):
     def _with_tools_in_words(
         self, template: ChatTemplate, whole: Conversation
     ) -> tuple[Conversation, str]:
-        """Return the conversation, and as the template writes it; some take no system message."""
+        """Return the conversation, and the prompt; some templates take no system message."""
         spoken = without_system(whole)
         try:
             prompt = self._rendered(template, whole)
@@ -229,7 +225,7 @@ class JsonTokenizer(TextTokenizer):
         return re.compile("|".join(patterns) or "(?!)")
 
     def _neutral(self, text: str) -> str:
-        """Return the text with stand-ins, so that no special token can be recognised in it."""
+        """Insert stand-ins, so that no special token can be recognised."""
         return self._special.sub(lambda match: self._stand_ins[match[0]], text)
 
     def _spells_special(self, text: str) -> bool:
@@ -246,7 +242,7 @@ class JsonTokenizer(TextTokenizer):
 
     @cached_property
     def _twin(self) -> Tokenizer:
-        """The tokenizer that recognises special tokens first and then turns stand-ins back."""
+        """Recognises special tokens first and then turns stand-ins back."""
         description: dict[str, Any] = json.loads(self._tokenizer.to_str())
         turned_back = [
             {"type": "Replace", "pattern": {"String": stand_in}, "content": first}

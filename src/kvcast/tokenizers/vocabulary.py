@@ -15,10 +15,9 @@ _MOST = 1 << 31
 
 
 def read_vocab_txt(content: bytes) -> dict[str, int]:
-    """Read one token per line, starting with token 0; empty lines at the end do not count.
+    """One token per line, from token 0 on; empty lines at the end do not count.
 
-    Raises KvcastError for content that is not UTF-8, for an empty line between tokens, and for a
-    duplicate token.
+    KvcastError for invalid UTF-8, an empty line between tokens, and duplicates.
     """
     try:
         text = content.decode()
@@ -36,10 +35,7 @@ def read_vocab_txt(content: bytes) -> dict[str, int]:
 
 
 def read_tokenizer_json(content: bytes) -> dict[str, int]:
-    """Read the vocabulary of a WordPiece tokenizer.json, including added tokens.
-
-    Raises KvcastError if it is damaged or of another kind.
-    """
+    """Include added tokens; KvcastError for a damaged file or another kind than WordPiece."""
     try:
         description = json.loads(content)
         kind, vocabulary = description["model"]["type"], description["model"]["vocab"]
@@ -65,7 +61,7 @@ _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def read_merges(content: bytes, label: str) -> list[tuple[str, str]]:
-    """Return pairs of pieces, best first; raises KvcastError, naming `label`, for other lines."""
+    """Pairs, best first; KvcastError, naming `label`, for other lines."""
     pairs = []
     for line in content.decode(errors="replace").split("\n"):
         match line.split():
@@ -88,10 +84,9 @@ def to_byte_level_json(
     end: str,
     prefix_space: bool,
 ) -> bytes:
-    """Return the tokenizer.json of a byte-level vocabulary whose sources end with a token.
+    """Return the tokenizer.json of a byte-level vocabulary; `begin` and `end` surround a source.
 
-    `begin`: the token before a source. `prefix_space`: whether a space is put before the first
-    word. Raises KvcastError if the vocabulary lacks such a token.
+    `prefix_space`: whether a space is put before the first word. KvcastError if it lacks a token.
     """
     around = [token for token in (begin, end) if token is not None]
     if lacking := [token for token in around if token not in vocabulary]:
@@ -142,18 +137,14 @@ def sentinel(number: int) -> str:
 
 
 def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Return a text's tokens.
-
-    A batch of one: `encode` would keep the interpreter's lock, and so block all threads, for as
-    long as a text takes.
-    """
+    """Encode a batch of one: `encode` would hold the interpreter's lock, blocking threads."""
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
 
 
 def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Return a text's pieces; unknown ones are as the text spells them."""
+    """Unknown pieces are as the text spells them."""
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
     pieces: list[str] = encoding.tokens
     return pieces

@@ -18,14 +18,9 @@ _WIDTH, _LINES = 42, 2
 """Characters in a line and lines in a cue, as Netflix and the BBC have them (Timed Text Style
 Guide; Subtitle Guidelines)."""
 
-_LONGEST = 7.0
-"""Seconds that a cue lasts at most, if it can be cut."""
-
-_PAUSE = 1.0
-"""Seconds without a word that part two cues, whatever is said."""
-
-_LEAST = 2
-"""Words that a part of a sentence has at least."""
+_LONGEST = 7.0  # seconds that a cue lasts at most, if it can be cut
+_PAUSE = 1.0  # seconds without a word that part two cues, whatever is said
+_LEAST = 2  # words that a part of a sentence has at least
 
 
 @dataclass(frozen=True)

@@ -74,17 +74,13 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The complete transcription of a recording.
-
-    `duration`: seconds of the whole recording. `skipped`: parts that were left out because they are
-    no speech; None without `vad`.
-    """
+    """The complete transcription of a recording."""
 
     segments: tuple[Segment, ...]
     language: str
-    duration: float
+    duration: float  # seconds of the whole recording
     notices: tuple[str, ...]
-    skipped: "tuple[Part, ...] | None" = None
+    skipped: "tuple[Part, ...] | None" = None  # parts without speech; None without `vad`
     draft: "DraftCounts | None" = None
 
     @classmethod
@@ -101,7 +97,6 @@ class Transcript:
 
 
 def compression_ratio(text: str) -> float:
-    """Return bytes of text over bytes that zlib needs for it."""
     encoded = text.encode()
     return len(encoded) / len(zlib.compress(encoded))
 
@@ -144,10 +139,7 @@ class Replacements:
 
     @classmethod
     def of(cls, given: str | Sequence[str]) -> "Replacements":
-        """Read rules, one in each line; empty lines and lines that begin with # are skipped.
-
-        Raises UsageError for a line that is no rule.
-        """
+        """Read rules, one a line, besides empty lines and comments (#); raises UsageError."""
         rules = []
         lines = given.splitlines() if isinstance(given, str) else given
         for number, line in enumerate(lines, 1):

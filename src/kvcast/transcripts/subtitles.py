@@ -1,8 +1,7 @@
 """Subtitles, SubRip, WebVTT, ASS and LRC: the cues and their layout.
 
 Without options a cue is a segment, as in OpenAI's `whisper.utils`. With options, words are laid out
-by the rules of its `SubtitlesWriter`, or by sentence. Text is escaped, so that it cannot affect
-other cues.
+by the rules of its `SubtitlesWriter`, or by sentence. Text is escaped.
 """
 
 import math
@@ -20,22 +19,16 @@ from kvcast.transcripts.params import SENTENCE, SubtitleParams
 if TYPE_CHECKING:
     from kvcast.transcripts.segments import Segment
 
-AS_SEGMENTS = SubtitleParams()
-"""No options: a cue is a segment."""
-
-_LONG_PAUSE = 3.0
-"""Between the beginnings of two words, in seconds: they are in different cues."""
-
-_SHORTEST = 0.02
-"""Seconds that a cue lasts at least: shorter ones are not shown, and some readers refuse them."""
+AS_SEGMENTS = SubtitleParams()  # no options: a cue is a segment
+_LONG_PAUSE = 3.0  # between the beginnings of two words, in seconds: they are in different cues
+_SHORTEST = 0.02  # seconds of a cue; shorter ones are not shown, or refused
 
 _ARROW = re.compile("--+>")
 _TIME = re.compile(r"\d:\d\d[.,]\d")
 _TAG = re.compile(r"\[\w+:")
 _WORD_JOINER = "\u2060"
 
-_GAP = 1.0
-"""Seconds between two cues in which LRC shows nothing."""
+_GAP = 1.0  # seconds between two cues in which LRC shows nothing
 
 _ASS_HEADER = """\
 [Script Info]
@@ -57,8 +50,6 @@ Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text
 
 @dataclass(frozen=True)
 class _Cue:
-    """Text that is shown from `start` to `end`, in seconds."""
-
     start: float
     end: float
     text: str
@@ -67,8 +58,6 @@ class _Cue:
 
 @dataclass(frozen=True)
 class _Markup:
-    """How a format spells text, and a word that is underlined."""
-
     spelled: Callable[[str], str]
     underlined: str = "<u>{}</u>"
 
@@ -116,10 +105,7 @@ def write_lrc(segments: "Iterable[Segment]", params: SubtitleParams = AS_SEGMENT
 
 
 def _cues(segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup) -> Iterator[_Cue]:
-    """Yield cues, each as soon as it is complete.
-
-    Each lasts _SHORTEST at least, and does not overlap the previous cue of its channel.
-    """
+    """Yield cues when complete; each lasts _SHORTEST at least, without overlaps in its channel."""
     ends: dict[int | None, int] = {}
     for cue in _as_timed(segments, params, markup):
         start = max(_milliseconds(cue.start), ends.get(cue.channel, 0))
@@ -187,10 +173,7 @@ def _highlighted(pieces: Sequence[CueWord], underlined: str) -> Iterator[_Cue]:
 
 
 def _laid_out(segments: "Iterable[Segment]", params: SubtitleParams) -> Iterator[list[CueWord]]:
-    """Yield the words of each cue.
-
-    A cue ends with its segment, unless the number and the width of its lines are given.
-    """
+    """Yield each cue's words; without a number and width of lines, it ends with its segment."""
     layout = _CueLayout(params.max_line_width or math.inf, params.max_line_count or math.inf)
     for segment in segments:
         words = list(_narrow(_words(segment), params.max_line_width))
@@ -270,10 +253,7 @@ def _spread(texts: Sequence[str], start: float, end: float) -> Iterator[CueWord]
 
 
 def one_line(text: str) -> str:
-    """Replace control characters, but for tabs, and separators of lines by spaces.
-
-    Some readers end lines at them, or files.
-    """
+    """Replace line separators and control characters but tabs: readers may end lines there."""
     return "".join(
         " " if unicodedata.category(c) in {"Cc", "Zl", "Zp"} and c != "\t" else c for c in text
     )

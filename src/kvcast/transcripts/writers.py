@@ -1,8 +1,7 @@
 """Formats transcripts as plain lines, subtitles, tab-separated values and JSON.
 
 Lines, SubRip, WebVTT and values equal the output of OpenAI's `whisper.utils`, but for text that
-would break their lines, and for cues too short to be seen. All of these can be streamed: a
-generator yields each piece as soon as its segment is known. JSON is one line with a format version,
+would break their lines, and for cues too short to be seen. All of these can be streamed. JSON is
 described by docs/json.md and docs/transcript.schema.json.
 """
 
@@ -34,8 +33,6 @@ JSON_VERSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptDocument(Transcript):
-    """A finished transcription with its source."""
-
     source: str
     model: str
     runtime: str
@@ -82,15 +79,13 @@ STREAMED: dict[str, Callable[[Iterable[Segment], SubtitleParams], Iterator[str]]
     "ass": write_ass,
     "lrc": write_lrc,
     "tsv": lambda segments, _: write_tsv(segments),
-}
-"""Formats that can be streamed segment by segment, by the name that `--format` takes."""
+}  # formats that can be streamed segment by segment, by the name that `--format` takes
 
 EXTENSIONS = {"text": "txt"} | {name: name for name in ("srt", "vtt", "ass", "lrc", "tsv", "json")}
 """File name extension of every format."""
 
 
-SUBTITLES = frozenset({"srt", "vtt", "ass", "lrc"})
-"""Formats that `SubtitleParams` shape; the rest ignore them."""
+SUBTITLES = frozenset({"srt", "vtt", "ass", "lrc"})  # shaped by `SubtitleParams`
 
 
 def render(
@@ -98,8 +93,8 @@ def render(
 ) -> str:
     """Return a finished transcript in the format `name`, a key of EXTENSIONS.
 
-    JSON is UTF-8 text on one line. A source's name that is not valid UTF-8 keeps its surrogate
-    escapes: encode with errors="backslashreplace", which JSON readers undo.
+    A source's name that is not valid UTF-8 keeps its surrogate escapes: encode JSON with
+    errors="backslashreplace", which its readers undo.
     """
     if name == "json":
         return json.dumps(transcript.document(), ensure_ascii=False, allow_nan=False) + "\n"
@@ -145,5 +140,4 @@ def draft_fields(counts: "DraftCounts | None") -> dict[str, int] | None:
 
 
 def json_number(value: float) -> float | None:
-    """Return null for infinities and NaN, which JSON lacks."""
     return float(value) if math.isfinite(value) else None

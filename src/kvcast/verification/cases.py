@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A case and the tokens [n] that follow its prompt."""
+    """A case and the tokens [n] after its prompt."""
 
     case: Case
     written_n: Int64
@@ -62,14 +62,13 @@ class Text:
 
 
 def cases_of(probe: Probe) -> list[Case]:
-    """Return a family's probe, one case for each row."""
     return [
         Case(np.asarray(prompt_s), probe.source_of(i)) for i, prompt_s in enumerate(probe.prompts)
     ]
 
 
 def columns_of(vocab: int) -> Columns:
-    """Return a sample of the logits' columns, where all logits would take too much memory."""
+    """Return a sample of the vocabulary, if all logits would take too much memory."""
     if vocab <= _MOST_COLUMNS:
         return ALL
     return np.sort(np.random.default_rng(0).choice(vocab, _MOST_COLUMNS, replace=False))
@@ -81,25 +80,14 @@ def one_each(tokens: Sequence[int] | Int64) -> list[Int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """A runtime, driven as the models of a family are.
-
-    Attributes:
-        one_by_one: whether a call takes one token of each row.
-        prefix: whether a source is prefilled in a separate call.
-        same_lengths: whether all rows hold the same number of tokens.
-        most_rows: None: any number.
-        refuses: whether a full cache refuses further tokens.
-
-    """
-
     runtime: Any = field(repr=False)
     vocab: int
     positions: int
-    one_by_one: bool = False
-    prefix: bool = False
-    same_lengths: bool = False
-    most_rows: int | None = None
-    refuses: bool = True
+    one_by_one: bool = False  # a call takes one token of each row
+    prefix: bool = False  # a source is prefilled in a separate call
+    same_lengths: bool = False  # all rows hold the same number of tokens
+    most_rows: int | None = None  # None: any number
+    refuses: bool = True  # a full cache refuses further tokens
 
     def cache(self, cases: Sequence[Case], capacity: int) -> Any:
         """Return a cache whose row i is empty and reads the input of case i."""
@@ -128,15 +116,13 @@ class Driver:
     def prefill(
         self, cache: Any, tokens: Tokens, rows: Sequence[int] | None = None
     ) -> tuple[Float32, Any]:
-        """Append a chunk of prompts; returns the same as `decode`."""
         logits_rsv, cache = self.runtime.prefill(tokens, cache, rows)
         return logits_rsv[:, -1].copy(), cache
 
     def at_once(self, text: Text, columns: Columns = ALL) -> tuple[Float32, Any]:
         """Return logits [n + 1, columns] after the prompt and each token, and the cache.
 
-        They are computed from all tokens at once on a fresh cache, except for models that take
-        tokens one by one, and models that prefill a source in a separate call.
+        One call, except for models that take single tokens, or prefill a source separately.
         """
         count = len(text.written_n) + 1
         parts, cache = [], None
@@ -188,16 +174,15 @@ class Driver:
         return np.concatenate(logits), cache
 
     def greedy(self, case: Case, count: int) -> tuple[Text, Float32]:
-        """Return the likeliest tokens after a prompt, each in its turn, with their logits."""
+        """Return the likeliest tokens after a prompt, decoded in steps, with their logits."""
         return self._written(case, count, lambda logits_v: int(logits_v.argmax()), ALL)
 
     def sampled(
         self, case: Case, count: int, generator: np.random.Generator, columns: Columns = ALL
     ) -> tuple[Text, Float32]:
-        """Return sampled tokens: a random model repeats its likeliest ones, which hides errors.
+        """Sample tokens in steps: a random model repeats its likeliest ones, which hides errors.
 
-        The logits [count + 1, columns] come from decode steps, and the cache ends with the last
-        token.
+        Returns logits [count + 1, columns].
         """
 
         def drawn(logits_v: Float32) -> int:
@@ -221,7 +206,6 @@ class Driver:
 
 
 def driver_of(runtime: Runtime, family: Family, dimensions: Any) -> Driver:
-    """Return the driver of a runtime of a model with these dimensions."""
     return Driver(
         runtime=runtime,
         vocab=dimensions.vocab_size,
@@ -232,12 +216,9 @@ def driver_of(runtime: Runtime, family: Family, dimensions: Any) -> Driver:
 
 
 def cases_of_recordings(model: Model, paths: Sequence[str]) -> list[Case]:
-    """Return the first window of each recording, after the prompt that a transcript begins with.
+    """Return the first window of each recording, with the prompt of a transcript.
 
-    Raises:
-        UsageError: the model does not listen.
-        InputMissingError, InputOutputError: a recording cannot be read.
-
+    Raises UsageError if the model takes no audio, and errors of reading recordings.
     """
     if model.task != "transcribe":
         raise UsageError("the model reads text and does not listen: give --prompts")
@@ -249,10 +230,7 @@ def cases_of_recordings(model: Model, paths: Sequence[str]) -> list[Case]:
 
 
 def cases_of_prompts(model: Model, texts: Sequence[str]) -> list[Case]:
-    """Return texts as prompts or, where the model has an encoder of text, as sources.
-
-    Raises UsageError where the model reads no text, or a text is longer than it takes.
-    """
+    """Return texts as prompts or sources; UsageError for another model, or a long text."""
     if model.task != "generate":
         raise UsageError("the model listens and takes no prompts: give --audio")
     return [_prompt(model, text) for text in texts]

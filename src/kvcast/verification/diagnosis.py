@@ -1,4 +1,4 @@
-"""Where two caches that should hold the same differ first: the layer, its tensor, the position."""
+"""The first difference of two caches that should be equal: the layer, its tensor, the position."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,9 @@ _SCALE = np.dtype(np.float32)  # after the codes of a position
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a cache.
-
-    Attributes:
-        position: the first that differs; None where tensors have none.
-
-    """
-
     tensor: str
     layer: int
-    position: int | None = None
+    position: int | None = None  # the first that differs; None where tensors have none
 
     def __str__(self) -> str:
         at = "" if self.position is None else f" at position {self.position}"
@@ -33,8 +26,6 @@ class Place:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of a layer: where it is, and how it is laid out."""
-
     place: Place
     layers: CacheLayers
     values: Any
@@ -47,18 +38,11 @@ def first_difference(
     length: int,
     allowed: float,
 ) -> Place | None:
-    """Return the first place where a row of one cache differs from a row of another.
+    """Return the first difference of a row of one cache from a row of another; None for none.
 
-    Cross-attention caches come first, since layers read them; then layer after layer. None if all
-    agree, or if their memory layouts differ.
-
-    Args:
-        layers: of the model's caches.
-        one: a cache of `kvcast.runtimes.cache` and the index of a row in it.
-        other: likewise.
-        length: positions that both hold.
-        allowed: differences in standard deviations of a tensor's values.
-
+    Cross-attention caches come first, since layers read them; then layer after layer. Caches are
+    `kvcast.runtimes.cache`'s with a row's index; None, too, if their memory layouts differ.
+    `allowed` is in standard deviations of a tensor's values.
     """
     pairs = zip(_tensors(layers, *one), _tensors(layers, *other), strict=False)
     for mine, theirs in pairs:
@@ -76,7 +60,7 @@ def first_difference(
 
 
 def _tensors(layers: Sequence[CacheLayers], cache: Any, row: int) -> Iterator[_Tensor]:
-    """Yield the tensors of a row: of its input, then of each layer."""
+    """Yield a row's tensors: of its input, then of each layer."""
     memory = cache.memory
     if memory.slots.parts:
         slot = memory.slots.places[cache.input_of(row)]

@@ -38,7 +38,6 @@ class Errors:
 
     @property
     def largest(self) -> float:
-        """The largest; NaN where a logit is none."""
         return float(self.largest_n.max(initial=0))
 
     @property
@@ -74,11 +73,10 @@ class WholeLogits(Expected):
         self.deviation = max(float(logits_nv.std(axis=-1).mean()), _LEAST_DEVIATION)
 
     def part(self, start: int, stop: int) -> "WholeLogits":
-        """Return the logits of some positions, with the standard deviation of all."""
+        """Return the logits of some positions; errors stay in the standard deviation of all."""
         return self.like(self.logits_nv[start:stop])
 
     def like(self, logits_nv: Float32) -> "WholeLogits":
-        """Return other logits of the same model, whose errors are in the same unit."""
         other = WholeLogits(logits_nv)
         other.deviation = self.deviation
         return other
@@ -142,17 +140,9 @@ def errors_of(got_nv: Float32, want_nv: Float32, deviation: float) -> Errors:
 
 
 class Oracle(Protocol):
-    """A model whose results are correct.
-
-    Attributes:
-        whole: whether it computes any text; otherwise it has only recorded ones.
-        runtime: runs it; None for recorded texts.
-
-    """
-
     name: str
-    whole: bool
-    runtime: Any
+    whole: bool  # computes any text, not only recorded ones
+    runtime: Any  # None for recorded texts
 
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:
         """Return a text, of limited length, that it generates after the prompt of a case."""
@@ -168,8 +158,6 @@ class Oracle(Protocol):
 
 
 class CheckpointOracle(Oracle):
-    """A checkpoint's model in fp32, without a cache."""
-
     whole = True
 
     def __init__(self, reference: Reference, cases: Sequence[Case]) -> None:
@@ -208,7 +196,7 @@ class CheckpointOracle(Oracle):
 
 
 class RecordedOracle(Oracle):
-    """An export's record of its model: the texts that it generated after the family's probe."""
+    """An export's record: texts generated after the family's probe, and their logits."""
 
     name = "the model in fp32, as the export recorded its largest logits"
     whole = False
@@ -236,7 +224,7 @@ class RecordedOracle(Oracle):
         return self._of_row(self._recorded.reference, row, count)
 
     def exported(self, row: int) -> Expected:
-        """Return the bundle's own logits of a text, on the day of its export."""
+        """Return the bundle's own logits of a text at its export."""
         return self._of_row(self._recorded.exported, row, len(self.texts[row].written_n) + 1)
 
     def _of_row(self, top: TopLogits, row: int, count: int) -> Expected:
@@ -258,34 +246,16 @@ class RecordedOracle(Oracle):
 
 @dataclass(frozen=True)
 class Files:
-    """A bundle's files, and their expected content.
-
-    Attributes:
-        written: programs that the family builds from the manifest's dimensions.
-        checkpoint: the checkpoint's dimensions; None without one.
-        calibrated: whether int4 was calibrated, so that codes need not be the nearest.
-
-    """
-
     stored: Stored
     expected: Mapping[str, NDArray[np.generic]]
-    written: Mapping[str, Program]
-    checkpoint: Any = None
-    calibrated: bool = False
+    written: Mapping[str, Program]  # programs that the family builds from the manifest's dimensions
+    checkpoint: Any = None  # its dimensions, if any
+    calibrated: bool = False  # int4 was calibrated: codes need not be the nearest
 
 
 def files_of(
     folder: Path, manifest: Manifest, dimensions: Any, checkpoint: Checkpoint | None
 ) -> Files:
-    """Return a bundle's files, with its checkpoint if there is one.
-
-    Args:
-        folder: the bundle's.
-        manifest: the bundle's.
-        dimensions: the manifest's, parsed by its family.
-        checkpoint: its tensors have the shapes of the bundle's.
-
-    """
     family = family_of(manifest.family)
     tensors: Mapping[str, NDArray[Any]] = {} if checkpoint is None else checkpoint.tensors
     wanted = dimensions if checkpoint is None else checkpoint.dimensions

@@ -26,43 +26,22 @@ _MARKS: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check of a model, and its outcome.
-
-    Attributes:
-        outcome: "skipped" if the check does not apply or could not be made; "noted" if
-            its result is neither right nor wrong.
-        detail: in one line: the comparison and its agreement; for a failure the error and its
-            place; for a skipped check the reason.
-        measured: numbers, words, lists and mappings of them, by name; also NumPy's types.
-
-    """
+    """One check of a model, and its outcome."""
 
     name: str
-    outcome: Outcome
-    detail: str
-    measured: Mapping[str, Any] = field(default_factory=dict)
+    outcome: Outcome  # "skipped": not made or not applicable; "noted": neither right nor wrong
+    detail: str  # one line: the comparison; the error and its place; or the reason for skipping
+    measured: Mapping[str, Any] = field(default_factory=dict)  # by name; also NumPy's types
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a verification.
-
-    Attributes:
-        subject: the model, as its user names it.
-        runtime: a runtime of kvcast or another library, which ran it.
-        precision: in words, such as "int8 weights, fp32, fp16 caches".
-        reference: the reference of its results, in words.
-        checks: in the order in which they were made.
-        tools: versions of the libraries that took part, by name.
-
-    """
-
-    subject: str
+    subject: str  # the model, as its user names it
     runtime: str
-    precision: str
-    reference: str
+    precision: str  # in words, such as "int8 weights, fp32, fp16 caches"
+    reference: str  # in words
     checks: Sequence[Check]
-    tools: Mapping[str, str]
+    tools: Mapping[str, str]  # versions of libraries, by name
 
     @property
     def passed(self) -> bool:
@@ -91,7 +70,6 @@ class Report:
         }
 
     def junit(self) -> str:
-        """Return a JUnit XML document: a test suite with a test case for each check."""
         count = {
             outcome: sum(check.outcome == outcome for check in self.checks) for outcome in _MARKS
         }
@@ -155,12 +133,10 @@ def _plain(value: Any) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Return text with escapes for the characters that XML does not have."""
     return _NOT_XML.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text)
 
 
 def _row(name: str, text: str, *, hanging: int = 0) -> Iterator[str]:
-    """Yield lines: a name, and a wrapped text next to it."""
     folded = textwrap.wrap(
         text, _WIDTH - _NAMES, subsequent_indent=" " * hanging, break_on_hyphens=False
     )

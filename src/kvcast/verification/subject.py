@@ -38,27 +38,17 @@ VERIFIED = "report"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model under verification.
-
-    Attributes:
-        cases: inputs of rows; empty: the family's probe.
-        reference: the checkpoint in fp32; None where there is none.
-        recorded: the export's record; None if there is none.
-        files: the bundle's files with their expected content; None without a bundle.
-        bundle: its folder and manifest; None for a checkpoint that was opened directly.
-
-    """
-
     name: str
     runtime_name: str
     precision: BundlePrecision
     runtime: Runtime = field(repr=False)
     dimensions: Any
     layers: Sequence[CacheLayers]
-    cases: Sequence[Case] = field(default=(), repr=False)
-    reference: Reference | None = field(default=None, repr=False)
-    recorded: RecordedOutputs | None = field(default=None, repr=False)
-    files: Files | None = field(default=None, repr=False)
+    cases: Sequence[Case] = field(default=(), repr=False)  # empty: the family's probe
+    reference: Reference | None = field(default=None, repr=False)  # the checkpoint in fp32
+    recorded: RecordedOutputs | None = field(default=None, repr=False)  # the export's record
+    files: Files | None = field(default=None, repr=False)  # None without a bundle
+    # folder and manifest; None for a checkpoint that was opened directly
     bundle: tuple[Path, Manifest] | None = field(default=None, repr=False)
     tools: Mapping[str, str] = field(default_factory=dict)
 
@@ -98,10 +88,7 @@ class Subject:
         )
 
     def keep(self, report: Report) -> None:
-        """Write a report into the bundle's manifest, if it is one; other files do not change.
-
-        Raises InputOutputError if it cannot be written.
-        """
+        """Write a report into the bundle's manifest, if any; raises InputOutputError."""
         if self.bundle is None:
             return
         folder, manifest = self.bundle
@@ -118,18 +105,10 @@ def open_subject(
     against: str | None = None,
     cases_of_model: Callable[[Model], Sequence[Case]] = lambda _: (),
 ) -> Subject:
-    """Open a model, and its reference checkpoint.
+    """Open a model, and its reference checkpoint; a bundle's adapters are merged into that.
 
-    Args:
-        model: as `kvcast.load` takes it.
-        params: how it is opened. Adapters of a bundle are merged into the checkpoint.
-        against: a checkpoint; None: the model itself, or its export's record.
-        cases_of_model: returns inputs of rows; none: the family's probe.
-
-    Raises:
-        UsageError: `against` is another model, or a bundle.
-        KvcastError: a model cannot be found, read, exported or run.
-
+    Without `against`, the model itself, or its export's record, is the reference; without cases,
+    the family's probe is the input. Raises UsageError if `against` is another model, or a bundle.
     """
     alone = replace(params, adapter=()) if against is not None else params
     opened = open_model(model, alone)
@@ -170,7 +149,6 @@ def _is_bundle(model: str) -> bool:
 
 
 def _manifest(opened: OpenedModel) -> Manifest | None:
-    """Return the manifest of the bundle that was opened, whose files were looked at then."""
     if opened.on_trust is not None:
         return read_on_trust(opened.on_trust)
     if opened.bundle is None:
@@ -185,7 +163,7 @@ def _checkpoint(place: Path, params: LoadParams) -> Checkpoint:
 
 
 def _check_same(model: str, dimensions: Any, against: str, checkpoint: Checkpoint) -> None:
-    """Raise UsageError where tensors of the two have other shapes."""
+    """Raise UsageError if the tensors of the two differ in shape."""
     family, other = family_with(dimensions), family_with(checkpoint.dimensions)
     if family is not other:
         raise UsageError(f"{against} is {other.title}, and {model} is {family.title}")
@@ -208,7 +186,7 @@ def _precision(
 
 
 def _reference(checkpoint: Checkpoint, runtime: str, params: LoadParams) -> Reference:
-    """Return the model in fp32, executed by another implementation than the verified one."""
+    """Return the model in fp32 on another implementation than the verified one."""
     programs = partial(programs_of, checkpoint)
     if runtime != _NATIVE:
         return reference_of(checkpoint, programs, params.on_phase)

@@ -41,17 +41,9 @@ from kvcast.verification.report import Check
 
 @dataclass(frozen=True)
 class Allowed:
-    """Errors.
-
-    Attributes:
-        mean: of all logits that are compared at a time.
-        pooled: whether the mean is over all comparisons of a check, since means of single positions
-            are too noisy to separate rounding from mistakes.
-
-    """
-
     largest: float
-    mean: float
+    mean: float  # of all logits that are compared at a time
+    # the mean is over all comparisons of a check: those of single positions are too noisy
     pooled: bool = False
 
 
@@ -60,8 +52,7 @@ class Tolerance:
     """Allowed errors.
 
     Attributes:
-        same: against the model's results of the same calls, made at another time. Cache
-            mistakes show there, in any precision.
+        same: against the results of the same calls at another time; shows cache mistakes.
         own: against its results in another batch or chunking.
         reference: against the model in fp32. Mistakes with weights show there.
         layers: of cached tensors against the reference's, relative, and whether more is an error:
@@ -96,7 +87,6 @@ _EIGHT_BITS, _FOUR_BITS = Allowed(8.0, 0.4), Allowed(8.0, 0.7)
 
 
 def tolerance_of(runtime: str, precision: BundlePrecision) -> Tolerance:
-    """Return the allowed errors of a runtime's models in a precision."""
     if precision.exact:
         margin = 2 * _BESIDE_FP32.largest
         return Tolerance(_EXACT, _EXACT, _BESIDE_FP32, margin, _BESIDE_FP32, (_CACHED, True))
@@ -117,50 +107,31 @@ _MUCH_NEARER = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A text, and the model's own logits of it.
-
-    Attributes:
-        at_once: of all tokens at once, on an empty cache.
-        stepped: of one token after the other, alone in a fresh cache.
-
-    """
-
     text: Text
-    at_once: WholeLogits
-    stepped: WholeLogits
+    at_once: WholeLogits  # of all tokens at once, on an empty cache
+    stepped: WholeLogits  # of one token after the other, alone in a fresh cache
 
 
 @dataclass(kw_only=True, eq=False)
 class Trial:
-    """A model under verification.
-
-    Attributes:
-        cases: inputs of rows; one or more.
-        positions: length of texts whose every position is compared, if the model has that
-            many.
-        oracle: computes correct results; None if there is no reference.
-        files: a bundle's files; None without a bundle.
-        bundle: its folder and manifest; None for a model that was opened directly.
-
-    """
-
     driver: Driver
     dimensions: Any
     layers: Sequence[CacheLayers]
-    cases: Sequence[Case]
+    cases: Sequence[Case]  # inputs of rows; one or more
     tolerance: Tolerance
-    positions: int
+    positions: int  # length of texts whose every position is compared, if the model has that many
     seed: int
     oracle: Oracle | None
     recorded: RecordedOracle | None
-    files: Files | None = None
+    files: Files | None = None  # None without a bundle
+    # folder and manifest; None for a checkpoint that was opened directly
     bundle: tuple[Path, Manifest] | None = None
 
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self.seed)
 
     def steps(self, case: Case) -> int:
-        """Return how many of a text's tokens can follow a prompt."""
+        """Return how many tokens of a text can follow a prompt."""
         return min(PROBE_STEPS, self.driver.positions - len(case.prompt_s))
 
     @cached_property
@@ -175,7 +146,6 @@ class Trial:
 
     @cached_property
     def together(self) -> Sequence[Baseline]:
-        """Texts of rows of one cache."""
         return self.baselines
 
     @cached_property
@@ -184,7 +154,7 @@ class Trial:
         return self.driver
 
     def fresh(self) -> Driver:
-        """Return the model, with memory that holds nothing of earlier calls."""
+        """Return the model, with memory that earlier calls have not used."""
         return self.driver
 
     def baseline(
@@ -194,7 +164,7 @@ class Trial:
         columns: Columns = ALL,
         driver: Driver | None = None,
     ) -> Baseline:
-        """Return a text with the model's own logits; raises KvcastError where these are none."""
+        """Return a text with the model's own logits; raises KvcastError if not finite."""
         driver = driver or self.beside
         if stepped_nv is None:
             stepped_nv, _ = driver.stepped(text, columns)
@@ -209,12 +179,10 @@ class Trial:
 
     @cached_property
     def windows(self) -> Sequence[int]:
-        """Positions that rings hold, each number once."""
         return sorted({layer.capacity for layer in self.layers if layer.kind == "ring"})
 
     @cached_property
     def columns(self) -> Columns:
-        """Logits that are looked at where texts are long."""
         return columns_of(self.driver.vocab)
 
     @cached_property
@@ -229,7 +197,6 @@ class Trial:
         return self.baseline(*sampled, self.columns)
 
     def comparison(self, allowed: Allowed | None = None) -> "Comparison":
-        """Return a comparison, by default with the model's results in another batch or chunking."""
         return Comparison(allowed or self.tolerance.own)
 
     def place(self, text: Text, cache: Any, row: int, allowed: Allowed) -> Place | None:
@@ -248,18 +215,12 @@ CheckOf: TypeAlias = Callable[[Trial], Check]
 
 @dataclass
 class Comparison:
-    """Compares logits that should be equal, one pair at a time, and keeps the first difference.
-
-    Attributes:
-        problem: the first difference, in words; empty if there is none.
-        place: returns where it is, if known; called only for the first problem.
-
-    """
+    """Compares logits that should be equal, one pair at a time, and keeps the first difference."""
 
     allowed: Allowed
     compared: int = 0
-    problem: str = ""
-    where: str = ""
+    problem: str = ""  # the first difference, in words
+    where: str = ""  # its place, if known
     _doubt: str = ""
     _errors: list[Errors] = field(default_factory=list)
 
@@ -274,8 +235,7 @@ class Comparison:
     ) -> None:
         """Compare logits of consecutive positions, from `first` on; `about` describes them.
 
-        If they are much nearer to some of `others` they are wrong, whatever their error is, and
-        the message names these.
+        Logits that are much nearer to some of `others` are wrong, whatever their error.
         """
         errors = expected.errors(logits_nv)
         self.compared += len(errors.largest_n)
@@ -353,7 +313,7 @@ class Comparison:
 
 
 def _instead(errors: Errors, logits_nv: Float32, others: Others) -> str:
-    """Return whose logits they are, if they are another's; empty if not."""
+    """Return whose logits they are, if they match another row or input; else empty."""
     found, least = "", errors.mean * _MUCH_NEARER
     for words, other in others.items():
         mean = other().errors(logits_nv).mean
@@ -371,7 +331,6 @@ def first_divergence(expected: Expected, logits_nv: Float32) -> tuple[int, int, 
 
 
 def skipped(name: str, why: str) -> Check:
-    """Return a check that was not made."""
     return Check(name=name, outcome="skipped", detail=why)
 
 

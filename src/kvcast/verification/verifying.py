@@ -24,15 +24,8 @@ def verify(
 ) -> Report:
     """Compare a model's cached results with its results without a cache, and with a reference's.
 
-    A check in which the runtime raises an error has failed; the others are made nevertheless.
-
-    Args:
-        subject: the model.
-        positions: of the longest text, if the model has that many.
-        seed: of sampled texts.
-        only: names of checks to make; empty: all.
-        on_phase: called with each check as it begins.
-
+    A check in which the runtime raises an error has failed; the others are made nevertheless. Texts
+    have `positions`, if the model has that many; `on_phase` gets each check's name as it begins.
     """
     trial = subject.trial(positions=positions, seed=seed)
     oracle, checks = trial.oracle, []
@@ -51,7 +44,7 @@ def verify(
 
 
 def made(name: str, check: Callable[[TrialT], Check], trial: TrialT) -> Check:
-    """Make a check; one in which an error is raised has failed."""
+    """Run a check; one that raises an error has failed."""
     try:
         return check(trial)
     except Exception as error:  # a broken package may raise anything; the report has it

@@ -26,23 +26,17 @@ from kvcast.speech.params import SEARCH, WindowParams
 from kvcast.speech.strategies import BeamSearch, Greedy, Sampling, Strategy
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP, WhisperTokenizer, timestamps_from
 
-NON_SPEECH = -1
-"""In `suppress_tokens`, the tokenizer's non-speech tokens."""
+NON_SPEECH = -1  # in `suppress_tokens`, the tokenizer's non-speech tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(WindowParams):
     """Options that decide a window's tokens, besides the audio and the prompt.
 
-    Attributes:
-        temperature: 0 decodes greedily or with beams, more samples.
-        max_initial_timestamp: latest start of the first segment in seconds; None is any.
-        latest_start: segments that begin up to here, in seconds of the window, are decoded to their
-            ends; None allows the model to leave the last one to the next window.
-
-    Raises:
-        UsageError: for a value out of range or options that exclude each other.
-
+    `temperature`: 0 decodes greedily or with beams, more samples. `max_initial_timestamp`: latest
+    start of the first segment in seconds; None is any. `latest_start`: segments that begin up to
+    here, in seconds of the window, are decoded to their ends; None allows the model to leave the
+    last one to the next window.
     """
 
     temperature: float = SEARCH(0.0, least=0)("0 is a search, more samples")
@@ -59,7 +53,6 @@ class DecodingOptions(WindowParams):
         self.strategy()
 
     def check(self, tokenizer: WhisperTokenizer, context: int) -> None:
-        """Raise UsageError for options that a model of this tokenizer and context cannot serve."""
         check_prompt(self, tokenizer, context)
         if self.task == "translate" and not tokenizer.is_multilingual:
             raise UsageError("this model knows English only and cannot translate")
@@ -115,14 +108,10 @@ class DecodingOptions(WindowParams):
 class DecodingResult:
     """The text of a window.
 
-    Attributes:
-        avg_logprob: mean log-probability of the tokens and the end.
-        compression_ratio: bytes of text over bytes compressed; high if it repeats itself.
-        complete: whether the model ended the text, and not the limit of tokens.
-        draft: counts of drafted tokens; None without drafts.
-        repetition: the endless repetition at which the text was stopped, as in
-            'repeats " you" 48 times'; the tokens and the text have it once at most.
-
+    `avg_logprob`: mean over the tokens and the end. `compression_ratio`: bytes of text over bytes
+    compressed; high if it repeats itself. `complete`: whether the model ended the text, and not the
+    limit of tokens. `repetition`: the loop at which the text was stopped, as in 'repeats " you" 48
+    times'; the tokens and the text have it once at most.
     """
 
     language: str
@@ -154,8 +143,7 @@ class TimestampRules(LogitsProcessor):
     """Timestamps come in pairs, never go back, start the transcript, and win by total weight.
 
     Ids from `begin` to before `end` are timestamps; text is below `eot` and, where a fine-tune has
-    added some, from `end` on. The first timestamp is at most `begin + latest_initial`; None lifts
-    that bound.
+    added some, from `end` on. The first timestamp is at most `begin + latest_initial`.
     """
 
     begin: int
@@ -197,8 +185,7 @@ class Continued(LogitsProcessor):
 class FinishSegments(LogitsProcessor):
     """A text does not end where a segment begins, up to the timestamp `latest`.
 
-    With such an end Whisper leaves a segment to the next window, if there is one. Ids from `begin`
-    on are timestamps.
+    Whisper would leave that segment to the next window, if there is one.
     """
 
     begin: int
@@ -217,15 +204,11 @@ class FinishSegments(LogitsProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowPrompt:
-    """The parts of a prompt, in this order.
+    """The parts of a prompt, in this order."""
 
-    `before`: hotwords and the end of the previous text, after start-of-previous; may be empty.
-    `forced`: known tokens at the beginning of the text, the prefix first.
-    """
-
-    before: tuple[int, ...]
+    before: tuple[int, ...]  # hotwords and the end of the previous text; may be empty
     task: tuple[int, ...]
-    forced: tuple[int, ...]
+    forced: tuple[int, ...]  # known tokens at the beginning of the text, the prefix first
 
     @classmethod
     def of(
@@ -238,14 +221,9 @@ class WindowPrompt:
         tokenizer: WhisperTokenizer,
         context: int,
     ) -> Self:
-        """Assemble a prompt.
+        """Assemble a prompt with the end of `previous` that fits, and `forced` after the prefix.
 
-        `previous`: tokens of the text before; the end that fits is kept. `forced`: known tokens of
-        the window's text, after the prefix.
-
-        Raises:
-            UsageError: hotwords or a prefix that are too long.
-
+        Raises UsageError for hotwords or a prefix that are too long.
         """
         hotwords = _hotwords(params, tokenizer, context)
         room = _room_before(context) - len(hotwords)
@@ -262,7 +240,6 @@ class WindowPrompt:
 
 
 def check_prompt(params: WindowParams, tokenizer: WhisperTokenizer, context: int) -> None:
-    """Raise UsageError for hotwords or a prefix that are too long."""
     _hotwords(params, tokenizer, context)
     _prefix(params, tokenizer, context)
 

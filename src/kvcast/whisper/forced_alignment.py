@@ -1,8 +1,7 @@
 """Forced alignment: finds when each word of a given text is spoken in a recording.
 
-The recording is transcribed first. The transcript decides which part of the text belongs to which
-window; each part is then forced into its window, and attention gives the times of its words, as in
-a transcription with word timestamps.
+The transcript decides which part of the text belongs to which window; each part is then forced into
+its window, and attention gives the times of its words, as in a transcription with word timestamps.
 """
 
 import math
@@ -33,22 +32,13 @@ from kvcast.whisper.word_timestamps import (
     with_words,
 )
 
-_AHEAD = 40
-"""Words of the text that are compared beyond twice the number of recognized words."""
-
-_DOUBTFUL = 0.5
-"""Share of the text that must be recognized verbatim."""
+_AHEAD = 40  # words of the text that are compared beyond twice the number of recognized words
+_DOUBTFUL = 0.5  # share of the text that must be recognized verbatim
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """A text with its times.
-
-    Attributes:
-        segments: one for each line of the text, with words.
-        duration: seconds of the recording.
-
-    """
+    """A text with its times; each of its lines is a segment with words."""
 
     segments: tuple[Segment, ...]
     language: str
@@ -77,14 +67,9 @@ def aligned(
     attempts: Sequence[DecodingOptions],
     params: TranscribeParams,
 ) -> Policy[Alignment]:
-    """Find when the words of a text are spoken.
+    """Find when a text's words are spoken; `attempts`: for the first decoding and each rejection.
 
-    `text`: one or more lines, each of which becomes a segment. `attempts`: how to decode a window
-    first, and after each rejection. `params`: all other options; with word timestamps.
-
-    Raises:
-        UsageError: the text is empty, or no speech is recognized in the recording.
-
+    Raises UsageError for an empty text, and a recording without recognized speech.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     given = list(_given(lines, requests.tokenizer, language))
@@ -148,8 +133,8 @@ def _parts(
 def _share(ahead: Sequence[str], words: Sequence[str], following: Sequence[str]) -> tuple[int, int]:
     """Return how many of the next words belong to a window, and how many are recognized in it.
 
-    Words between the last one recognized in it and the first one recognized in the next window are
-    divided in proportion to the differing words that were recognized there.
+    Words between its last recognized one and the next window's first are divided in proportion to
+    the differing words that were recognized there.
     """
     here = [_plain(word) for word in words]
     recognized = [*here, *map(_plain, following)]

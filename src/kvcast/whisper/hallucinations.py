@@ -33,21 +33,16 @@ _MARKS = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _WORDS_SCORED = 8
 _UNLIKELY = 0.15
 _SHORT, _LONG = 0.133, 2.0
-_NEAR = 2.0
-"""To the ends of a window, in seconds: a word near an end may be cut off, so it is
-ignored."""
+_NEAR = 2.0  # seconds to the ends of a window, where a word may be cut off
 
 
 @dataclass(frozen=True)
 class KeptSegments:
-    """The segments kept of a window, and the frame at which the next window begins.
-
-    `skipped`: the window counts as not decoded.
-    """
+    """The segments kept of a window, and the frame at which the next window begins."""
 
     spans: list[Span]
     seek: int
-    skipped: bool = False
+    skipped: bool = False  # the window counts as not decoded
 
 
 def without_hallucinations(
@@ -61,10 +56,9 @@ def without_hallucinations(
 ) -> KeptSegments:
     """Drop spans in silence that are probably hallucinated, and continue after the silence.
 
-    `kept`: the window's spans with words, and the next window's frame if no span is dropped.
-    `threshold`: seconds that are a silence. `complete`: whether the window ends with a lone
-    timestamp: no speech follows it. `last_speech`: end of the last word before this window, in
-    seconds.
+    `kept.seek`: the next window's frame if no span is dropped. `threshold`: seconds that are a
+    silence. `complete`: the window ends with a lone timestamp: no speech follows it. `last_speech`:
+    end of the last word before this window, in seconds.
     """
     silence = _Silence(window, threshold, last_speech)
     seek = kept.seek if complete else silence.after_last_word(kept)
@@ -146,19 +140,15 @@ _FRAMES_PER_ENCODED = 2
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowText:
-    """The text of a window.
-
-    `complete`: whether the window ends with a lone timestamp: no speech follows it. `seek`: frame
-    at which the next window begins, by the timestamps.
-    """
+    """The text of a window."""
 
     window: Window
     features: Features
     result: DecodingResult
     rejections: tuple[str, ...]
     spans: list[Span]
-    complete: bool
-    seek: int
+    complete: bool  # ends with a lone timestamp: no speech follows
+    seek: int  # frame of the next window, by the timestamps
 
 
 class WordTimestamps:
@@ -168,21 +158,14 @@ class WordTimestamps:
         requests: WindowRequests,
         resumed: Callable[[int, int], int],
     ) -> None:
-        """Prepare.
-
-        `resumed`: returns where the next window begins, given the last word's end and the
-        timestamps, if a window is not complete.
-        """
+        """Prepare; `resumed` returns the next frame, given the last word's end and timestamps."""
         self._params = params
         self._requests = requests
         self._resumed = resumed
         self._last_speech = 0.0
 
     def place(self, window_text: WindowText, end: int) -> Policy[KeptSegments]:
-        """Find a window's spans with their words, and the next window's frame.
-
-        `end` is the frame after the last one to decode.
-        """
+        """Find a window's spans with words, and the next window's frame; decoding ends at `end`."""
         times, text = _NO_TOKENS, text_tokens(window_text.spans, self._requests.tokenizer)
         if text:
             times = yield from self._requests.align(

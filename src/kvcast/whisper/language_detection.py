@@ -1,8 +1,8 @@
 """Language detection: in the first 30 seconds, in further ones if these leave doubt, and by spans.
 
-Several windows are combined as faster-whisper does. Spans: a model names the language of the larger
-or louder part of a window, and is sure of it even where a third is in another; so pieces between
-long pauses are detected.
+Several windows are combined as faster-whisper does. A model is sure of the language of the larger
+or louder part of a window even where a third is in another; so pieces between long pauses are
+detected.
 """
 
 from bisect import bisect_right
@@ -58,12 +58,8 @@ def detect(
 ) -> Policy[DetectedLanguage]:
     """Detect the language of 30 s windows until one exceeds the threshold; silent ones are skipped.
 
-    If none does, the probabilities are the mean over the windows, weighted by the length of their
-    audio.
-
-    Raises:
-        UsageError: the model is English-only.
-
+    If none does, the probabilities are the mean, weighted by the length of the audio in each
+    window. Raises UsageError for an English-only model.
     """
     totals: Counter[str] = Counter()
     weight, windows = 0, 0
@@ -98,33 +94,18 @@ def _ranked(
     )
 
 
-AHEAD = 46 * FRAMES_PER_SECOND
-"""Frames of 10 ms whose language is known ahead: no window's end depends on more."""
+AHEAD = 46 * FRAMES_PER_SECOND  # frames whose language is known ahead, as windows need it
 
 _SHORT, _LONG = 16 * FRAMES_PER_SECOND, 28 * FRAMES_PER_SECOND
 """Maximum frames of a piece of audio, and of a piece in the same language as the previous one."""
 
-_SHORTEST = 6 * FRAMES_PER_SECOND
-"""In shorter audio, models often detect a wrong language."""
-
-_NEAR = 8 * FRAMES_PER_SECOND
-"""A change may be this far from the place where it was detected."""
-
-_LEAST = 1 * FRAMES_PER_SECOND
-"""Shorter pieces are not detected alone."""
-
-_PAUSE = 0.3 * FRAMES_PER_SECOND
-"""A speaker who changes the language pauses for longer than this."""
-
-_QUIET = 0.25
-"""Quiet frames lie in this part of the range of loudness."""
-
-_CERTAIN = 0.99
-"""Above this, the whole piece is in one language."""
-
-_DOUBTFUL = 0.5
-"""A piece without a language more probable than this has a neighbour's language."""
-
+_SHORTEST = 6 * FRAMES_PER_SECOND  # in shorter audio, models often detect a wrong language
+_NEAR = 8 * FRAMES_PER_SECOND  # a change may be this far from the place where it was detected
+_LEAST = 1 * FRAMES_PER_SECOND  # shorter pieces are not detected alone
+_PAUSE = 0.3 * FRAMES_PER_SECOND  # a speaker who changes the language pauses for longer than this
+_QUIET = 0.25  # quiet frames lie in this part of the range of loudness
+_CERTAIN = 0.99  # above this, the whole piece is in one language
+_DOUBTFUL = 0.5  # a piece without a language more probable than this has a neighbour's language
 Probabilities = Mapping[str, float]
 
 
@@ -161,11 +142,7 @@ class LanguageSpans:
         clip: tuple[int, int],
         detect: Callable[[NDArray[np.float32]], Policy[Probabilities]],
     ) -> None:
-        """Prepare; detect nothing yet.
-
-        `clip`: its first frame, and the frame after its last. `detect`: returns how probable each
-        language is in a window [n_mels, 3000].
-        """
+        """Prepare without detecting; `clip`: its first frame, and the frame after its last."""
         self._audio = audio
         self._begin, self._end = clip  # of the audio that is in no span yet
         self._detect = detect
@@ -217,10 +194,7 @@ class LanguageSpans:
         return pause if probabilities[expected.language] > probabilities[other.language] else cut
 
     def _next_decided(self) -> Policy[LanguageSpan | None]:
-        """Detect the language of the next piece; a doubtful one gets a neighbour's.
-
-        None at the clip's end.
-        """
+        """Detect the next piece's language, a neighbour's if in doubt; None at the clip's end."""
         if not self._is_begun:
             self._is_begun = True
             self._undecided = yield from self._next_piece()
@@ -266,10 +240,9 @@ def _language(piece: _Piece, before: str | None, following: _Piece | None) -> st
 
 
 def piece_frames(window_mt: NDArray[np.float32], frames: int, longest: int) -> int:
-    """Return the frame to cut at: in the longest pause, or else the quietest place.
+    """Return the frame to cut [n_mels, 3000] at: in the longest pause, or else the quietest place.
 
-    `window_mt`: log-mel features [n_mels, 3000]. `frames`: of the recording from there on; more
-    than the window has if it continues. `longest`: most frames of the piece.
+    `frames`: of the rest of the recording; may exceed the window. `longest`: of the piece.
     """
     latest = min(longest, frames - _SHORTEST)
     if latest < _SHORTEST:

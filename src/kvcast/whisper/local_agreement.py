@@ -18,22 +18,17 @@ from typing_extensions import override
 from kvcast.whisper.tokenizer import timestamps_from
 from kvcast.whisper.word_timestamps import ENCODER_FRAMES_PER_SECOND, TokenWord
 
-_ALIKE = 0.5
-"""A hypothesis that changes more of the confirmed letters is a different text."""
+_ALIKE = 0.5  # a hypothesis that changes more of the confirmed letters is a different text
 
 
 class Place(NamedTuple):
-    """Where a word is, in steps of 20 ms, and how probable it is in this audio.
-
-    `attended`: the latest step to which one of its tokens attends most.
-    """
+    """Where a word is, in steps of 20 ms, and how probable it is in this audio."""
 
     end: int
     probability: float
-    attended: int
+    attended: int  # latest step to which one of its tokens attends most
 
     def later(self, steps: int) -> Self:
-        """Return the place relative to a window that begins `steps` later."""
         return self._replace(end=max(0, self.end - steps), attended=max(0, self.attended - steps))
 
 
@@ -41,9 +36,8 @@ class Place(NamedTuple):
 class Unit:
     """A word, and the timestamps that precede it.
 
-    `stamps`: in steps of 20 ms from the beginning of the window: the end of the segment before it,
-    if known, and the start of its segment; none within a segment. `tokens`: of the word; none after
-    the last one.
+    `stamps`: in steps of 20 ms from the window's beginning: the end of the segment before it, if
+    known, and the start of its segment; none within a segment. `tokens`: none after the last word.
     """
 
     stamps: tuple[int, ...]
@@ -57,11 +51,9 @@ class Unit:
 
     @property
     def opens_nothing(self) -> bool:
-        """Whether it begins a segment that has no word."""
         return self.begins_segment and not self.tokens
 
     def later(self, stamps: int) -> Self:
-        """Return the unit relative to a window that begins `steps` later."""
         place = self.place and self.place.later(stamps)
         own = tuple(max(0, stamp - stamps) for stamp in self.stamps)
         return replace(self, stamps=own, place=place)
@@ -94,10 +86,7 @@ def units(
 
 
 def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
-    """Return the number of words with which all hypotheses begin.
-
-    Timestamps are ignored: they jitter while words stay the same.
-    """
+    """Return how many first words all hypotheses share, whatever their (jittering) timestamps."""
     count = 0
     for first, *others in zip(*hypotheses, strict=False):
         if not first.tokens or any(other.text != first.text for other in others):
@@ -109,9 +98,9 @@ def agreed(hypotheses: Sequence[Sequence[Unit]]) -> int:
 def continued(confirmed: Sequence[Unit], hypothesis: Sequence[Unit]) -> int | None:
     """Return how many words at the beginning of a hypothesis repeat the confirmed ones.
 
-    Punctuation and case are ignored. Where the last word is spelled in another way, letters alone
-    do not determine how many words replace it ("ninety six" and "96 and he left"): then the words
-    that end nearest to its end time replace it. None if the hypothesis differs.
+    Punctuation and case are ignored. Where the last word is spelled in another way ("ninety six"
+    and "96 and he left"), the words that end nearest to its end time replace it. None if the
+    hypothesis differs.
     """
     if not any(unit.tokens for unit in confirmed):
         return 0
@@ -160,26 +149,19 @@ def _changes(text: str, other: str) -> NDArray[np.int64]:
     return row
 
 
-_FRESH = 2 * ENCODER_FRAMES_PER_SECOND
-"""Words this near to the audio's end are not confirmed: later audio may change them."""
-
-_UNSURE = 0.5
-"""Less probable words are not confirmed within `_UNSURE_FOR` of the audio's end."""
-
+_FRESH = 2 * ENCODER_FRAMES_PER_SECOND  # this near to the end words may change
+_UNSURE = 0.5  # less probable words are not confirmed within `_UNSURE_FOR` of the audio's end
 _UNSURE_FOR = 5 * ENCODER_FRAMES_PER_SECOND
 
-_SURE = 0.9
-"""Words of this probability are hardly ever revised later."""
+_SURE = 0.9  # words of this probability are hardly ever revised later
 
 _WAITS = (
     (0.5, 3 * ENCODER_FRAMES_PER_SECOND // 2),
     (0.25, 3 * ENCODER_FRAMES_PER_SECOND),
     (0.0, 5 * ENCODER_FRAMES_PER_SECOND),
-)
-"""From which probability on, how long words wait on which two hypotheses agree."""
+)  # from which probability on, how long words wait on which two hypotheses agree
 
-AGREEMENT = 2
-"""Hypotheses that must agree if attention cannot be used; the best of Macháček et al."""
+AGREEMENT = 2  # hypotheses that must agree if attention cannot be used; the best of Macháček et al
 
 
 class StreamingPolicy(Protocol):
@@ -192,9 +174,8 @@ class StreamingPolicy(Protocol):
     def confirmed(self, hypotheses: Sequence[Sequence[Unit]], length: int) -> int:
         """Return how many words at the beginning of the last hypothesis are confirmed.
 
-        `hypotheses`: to compare, of ever more audio; all follow the confirmed words. Only the last
-        one's places count from the window's beginning. `length`: of the window's audio, in steps of
-        20 ms.
+        `hypotheses`: of ever more audio, all after the confirmed words; only the last one's places
+        count from the window's beginning. `length`: of the window's audio, in steps of 20 ms.
         """
 
 
@@ -202,8 +183,7 @@ class StreamingPolicy(Protocol):
 class LocalAgreement(StreamingPolicy):
     """Confirms the common first words of successive hypotheses, if some audio follows them.
 
-    LocalAgreement-n of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription
-    System" (arXiv:2307.14743).
+    Source: LocalAgreement-n of Macháček, Dabre and Bojar (arXiv:2307.14743).
     """
 
     hypotheses: int
@@ -230,15 +210,12 @@ class LocalAgreement(StreamingPolicy):
 class AlignAtt(StreamingPolicy):
     """Confirms words that attend to audio before the last moments, if the model is sure of them.
 
-    Papi, Turchi and Negri, "AlignAtt: Using Attention-based Audio-Translation Alignments as a Guide
-    for Simultaneous Speech Translation" (arXiv:2305.11408). Small models revise improbable
-    words when more audio follows. So these wait until a sure word follows, or until two
-    hypotheses agree on them and some time has passed, the longer the less probable they are.
-
-    `margin`: the last moments, in steps of 20 ms.
+    Source: Papi, Turchi and Negri (arXiv:2305.11408). Small models revise improbable words when
+    more audio follows. So these wait until a sure word follows, or until two hypotheses agree on
+    them and some time has passed, the longer the less probable they are.
     """
 
-    margin: int
+    margin: int  # the last moments, in steps of 20 ms
 
     @property
     @override
@@ -263,7 +240,6 @@ class AlignAtt(StreamingPolicy):
         return count
 
     def _is_sure(self, unit: Unit | None, length: int) -> bool:
-        """Return whether a word is probable and attends to audio before the last moments."""
         if unit is None or unit.place is None or not unit.tokens:
             return False
         place = unit.place

@@ -36,8 +36,7 @@ from kvcast.whisper.word_timestamps import (
     within,
 )
 
-_REMNANT = 1.0
-"""Seconds before the end in which no segment begins: it is the pause of the cut."""
+_REMNANT = 1.0  # seconds before the end in which no segment begins: it is the pause of the cut
 
 
 class OpenEnd:
@@ -62,8 +61,8 @@ class OpenEnd:
 class QuietEnd(OpenEnd):
     """Chunks end in a pause, so no sentence continues.
 
-    OpenAI's rules leave the text after the last timestamp to the next window. A chunk has no
-    next one, so the model must finish its segments, and a finished text ends with the chunk.
+    A chunk has no next window to leave the text after the last timestamp to, so the model must
+    finish its segments, and a finished text ends with the chunk.
     """
 
     timestamp_begin: int
@@ -120,16 +119,15 @@ def _has_no_speech(result: DecodingResult, params: TranscribeParams) -> bool:
     return limit is not None and result.no_speech_prob > limit
 
 
-PROMPT_RESET_TEMPERATURE = 0.5
-"""Text that took a higher temperature is too doubtful to condition the next window."""
+PROMPT_RESET_TEMPERATURE = 0.5  # a text above it does not condition the next window
 
 
 class LongForm:
     """Clips of a recording whose windows are decoded in sequence.
 
-    `drafts`: counts of drafted tokens, of each attempt that had some. `notices`: for the user: a
-    second of the recording, and the text. `segments`: finished ones that were not taken yet.
-    Segments that are empty or take no time are left out. Ids count from 0 within the clips.
+    `notices`: a second of the recording, and the text. `segments`: finished ones that were not
+    taken yet; empty ones and ones that take no time are left out. Ids count from 0 within the
+    clips.
     """
 
     def __init__(
@@ -145,11 +143,10 @@ class LongForm:
     ) -> None:
         """Prepare; nothing is read yet.
 
-        `audio`: the recording, or this part of it. `clips`: the first frame (of 10 ms) of each
-        clip, and the frame after its last; none is empty. `attempts`: how to decode a window first,
-        and after each rejection; one at least. Their prefix applies only to the first window.
-        `spans`: the languages of each clip, or None where these do not change; a window ends with
-        its language.
+        `clips`: the first frame (of 10 ms) of each, and the frame after its last; none is empty.
+        `attempts`: options for the first decoding, and after each rejection. Their prefix applies
+        only to the first window. `spans`: the languages of each clip, or None where these do not
+        change; a window ends with its language.
         """
         self._audio = audio
         self._clips = deque(zip(clips, spans or [None] * len(clips), strict=True))
@@ -299,10 +296,7 @@ class WhisperPlan(Plan[MelWindows]):
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
     ) -> None:
-        """Prepare.
-
-        `attempts`: how to decode a window first, and after each rejection; one at least.
-        """
+        """Prepare; `attempts` are for the first decoding of a window and after each rejection."""
         self._requests = requests
         self._attempts = attempts
         self._params = params
@@ -356,7 +350,6 @@ class WhisperPlan(Plan[MelWindows]):
         return LongForm(audio, clips, requests=self._requests, params=self._params, **given)
 
     def _detected(self, windows: MelWindows) -> Policy[str]:
-        """Find the language: the given one, or else detected in the first 30 seconds."""
         tokenizer = self._requests.tokenizer
         if (language := self._attempts[0].language) is not None:
             return tokenizer.language_code(language)

@@ -93,9 +93,9 @@ class WhisperModel(TranscriptionModel):
     def decoder(
         self, *attempts: DecodingOptions, windows: int = 1, draft: Any = None
     ) -> WindowDecoder:
-        """Return a decoder of `windows` windows at once; of fewer in attempts after the first.
+        """Return a decoder of `windows` windows at once, fewer after the first attempt.
 
-        `draft` names the drafter; raises UsageError for one that does not fit.
+        Raises UsageError for a drafter, named by `draft`, that does not fit.
         """
         widths = [options.strategy().width for options in attempts]
         rows = max(windows * widths[0], *widths)
@@ -194,10 +194,6 @@ class WhisperModel(TranscriptionModel):
         options: Mapping[str, Any],
         scheduler: Scheduler,
     ) -> JobCaller:
-        """Return a recording, or a policy about one window, as an engine's caller.
-
-        Raises UsageError for options that cannot be served.
-        """
         if isinstance(given, Generator):
             return WindowCaller(given)
         return super().caller(given, options, scheduler)
@@ -263,7 +259,7 @@ class WhisperModel(TranscriptionModel):
         return AlignAtt(round(params.margin * _POSITIONS_PER_SECOND))
 
     def attempts(self, params: TranscribeParams) -> list[DecodingOptions]:
-        """Return how to decode a window first, and after each rejection."""
+        """Return the options to decode a window first, and after each rejection."""
         spoken = params.language
         language = None if spoken is None else self.tokenizer.language_code(spoken)
         options = params.values(WindowParams)

@@ -23,15 +23,14 @@ from kvcast.whisper.tokenizer import WhisperTokenizer, timestamps_from
 from kvcast.whisper.word_timestamps import TokenTimes
 
 _COPIES = 4
-_TOKENS = 48
-"""Fewer copies, or shorter ones, are refrains, counts, or a person who says "no, no, no"."""
+_TOKENS = 48  # shorter or fewer copies are refrains, counts, or "no, no, no"
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """The same words over and over, up to a text's end.
+    """The same words over and over, up to a text's end; the first copy is `tokens[begin:end]`.
 
-    `begin`, `end`: the first copy is `tokens[begin:end]`; there may be timestamps among them.
+    There may be timestamps among them.
     """
 
     begin: int
@@ -42,7 +41,7 @@ class Repetition:
 def repetition(tokens: Sequence[int], eot: int) -> Repetition | None:
     """Return the repetition that ends a sequence: at least 4 copies and 48 tokens of the same text.
 
-    `eot`: ids below it are text; timestamps and other tokens may occur between.
+    Ids below `eot` are text; others, as timestamps, may occur between.
     """
     ids_n = np.asarray(tokens, np.int64)
     [places_t] = np.nonzero(ids_n < eot)
@@ -70,9 +69,8 @@ def without_repetition(
 ) -> tuple[int, ...]:
     """Return the tokens to keep of a sequence that ends in a repetition.
 
-    Where a segment was finished before it, everything before it: the window ends there, and the
-    rest can be decoded again from there. Otherwise the first copy as well, with the timestamp that
-    closes it, if there is one.
+    If a segment was finished before it, everything before it: the rest is decoded again from there.
+    Otherwise the first copy as well, with the timestamp that closes it, if there is one.
     """
     tokens = tuple(tokens)
     timestamps = timestamps_from(timestamp_begin)
@@ -83,8 +81,7 @@ def without_repetition(
     return tokens[: repetition.end + closed]
 
 
-_SHOWN = 60
-"""Characters of a repeated text that are shown."""
+_SHOWN = 60  # characters of a repeated text that are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +106,6 @@ class Features(Input):
 
 
 class LanguageRequest(Request):
-    """Takes the probability of each language in one call."""
-
     def __init__(self, window: Features, tokenizer: WhisperTokenizer) -> None:
         super().__init__(Prompt(np.array([tokenizer.sot], np.int64), input=window), capacity=1)
         self._tokenizer = tokenizer
@@ -155,11 +150,7 @@ class WindowRequest(SearchRequest):
         stream: int,
         speculations: Speculations | None,
     ) -> None:
-        """Begin.
-
-        `known`: tokens of the text at the prompt's end, which the result leaves out.
-        `speculations`: draft tokens for a window of one row; None for no drafts.
-        """
+        """Begin; `known`: tokens of the text at the prompt's end, which the result leaves out."""
         ranking = MaximumLikelihood(options.length_penalty)
         filters = options.filters(tokenizer)
         if prompt.forced:
@@ -211,22 +202,15 @@ class AlignmentRequest(Request):
     """Aligns a text's tokens with the speech, once they are known.
 
     The tokens are fed once more, all in one call, over the window's encoded input, which is still
-    in its slot unless another input took it. As in openai-whisper's timing.py, the results are
-    the frame at which each token begins, by dtw over its attention, and its probability.
+    in its slot unless another input took it. As in openai-whisper's timing.py, the results are the
+    frame at which each token begins, by dtw over its attention, and its probability.
 
     The queries of the decode steps would save this call, but unlike OpenAI's they follow a prompt
     and timestamps: on read speech 5 to 15% of the words were then more than 50 ms away from
     openai-whisper's, up to 2.7 s.
 
-    Attributes:
-        attention_st: [s, frames], once it is done: how much each of the s tokens of start, text and
-            end stands out at each frame.
-        begins_n: [n + 1], once it is done: the frame at which each token of the text begins, and
-            the frame at which the last ends.
-        probabilities_n: [n], once it is done: of each text token given the tokens before it,
-            among the tokens of text.
-        attended_n: [n], once it is done: the frame to which each token of the text attends most.
-
+    Once it is done: `attention_st`: how much each of the s tokens of start, text and end stands out
+    at each frame; the rest as in `TokenTimes`.
     """
 
     def __init__(
@@ -239,11 +223,10 @@ class AlignmentRequest(Request):
         eot: int,
         among_v: Float32,
     ) -> None:
-        """Begin.
+        """Begin; `text`: [n], n >= 1, without timestamps and end. All fit the model's context.
 
-        `text`: [n], n >= 1; without timestamps and end. All tokens fit the model's context.
-        `frames`: how many of the encoder's frames are of the recording. `among_v`: [vocab], 0 for
-        tokens of text and -inf for the others.
+        `frames`: of the recording, in the encoder's frames. `among_v`: [vocab], 0 for tokens of
+        text and -inf for the others.
         """
         if not text:
             raise ValueError("there is no text to align")
@@ -278,7 +261,6 @@ class AlignmentRequest(Request):
         return OVER
 
     def times(self) -> TokenTimes:
-        """Return where the text's tokens lie, and their probabilities."""
         return TokenTimes(self.begins_n, self.probabilities_n, self.attended_n)
 
 

@@ -1,9 +1,8 @@
 """The streaming window: at most 30 s of audio, its confirmed words, and the current hypothesis.
 
-Audio enters at one end. Every hypothesis decodes the whole window, so that a word that was
-confirmed wrong does not mislead later ones; only the words after the confirmed ones are new, so
-confirmed words never change or repeat. Audio leaves at the other end, with its words, at a boundary
-of segments, or else between two confirmed words.
+Every hypothesis decodes the whole window, so that a word that was confirmed wrong does not mislead
+later ones; only the words after the confirmed ones are new, so these never change or repeat. Audio
+leaves with its words, at a boundary of segments, or else between two confirmed words.
 """
 
 from collections.abc import Sequence
@@ -18,37 +17,21 @@ from kvcast.speech.live import ConfirmedWord
 from kvcast.whisper.local_agreement import Place, StreamingPolicy, Unit, continued
 from kvcast.whisper.tokenizer import SECONDS_PER_TIMESTAMP
 
-STEP = 1.0
-"""Seconds of new audio that are worth a hypothesis."""
-
-LONGEST = 30 * SAMPLE_RATE
-"""Samples of the encoder's window."""
-
-_LONG = 15 * SAMPLE_RATE
-"""From this length on audio leaves with finished segments; the best of Macháček et al."""
-
-_LEAST_CUT = 1 * SAMPLE_RATE
-"""Less is not worth a cut; more than this is always left on either side of one between words."""
-
-_AFTER = 3 * SAMPLE_RATE // 10
-"""With less silence after it, the last word is easily misrecognized; shorter audio has no word."""
-
-_DOUBT = 25
-"""Timestamps that the end of a word may be off by."""
-
-_STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)
-"""Samples from one timestamp to the next."""
+STEP = 1.0  # seconds of new audio that are worth a hypothesis
+LONGEST = 30 * SAMPLE_RATE  # samples of the encoder's window
+_LONG = 15 * SAMPLE_RATE  # audio leaves with finished segments; as Macháček et al.
+_LEAST_CUT = 1 * SAMPLE_RATE  # left on either side of a cut between words
+_AFTER = 3 * SAMPLE_RATE // 10  # with less silence after it the last word is unreliable
+_DOUBT = 25  # timestamps that the end of a word may be off by
+_STAMP = round(SECONDS_PER_TIMESTAMP * SAMPLE_RATE)  # samples from one timestamp to the next
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A hypothesis: the text of the streaming window, as of one decoding.
-
-    `doubtful`: whether it looks like a failure, so that it confirms no word.
-    """
+    """A hypothesis: the text of the streaming window, as of one decoding."""
 
     units: Sequence[Unit]
-    doubtful: bool = False
+    doubtful: bool = False  # looks like a failure, so that it confirms no word
     conditions_next: bool = True
 
 
@@ -72,22 +55,14 @@ class Recognizer(Protocol):
     def decode(
         self, window: Any, *, prompt: Sequence[int], forced: Sequence[Unit], thoroughly: bool
     ) -> Hypothesis:
-        """Decode the text that begins with these units.
-
-        `thoroughly` tries again if the text looks like a failure.
-        """
+        """Decode the text after `forced`; `thoroughly` retries if it looks like a failure."""
 
     def places(self, window: Any, units: Sequence[Unit]) -> Sequence[Place]:
         """Return the place of each of these units, which are in order."""
 
 
 class StreamingWindow:
-    """A window that moves along the audio.
-
-    `start`: of the window, in samples from the beginning of the stream. `decoded_to`: sample up to
-    which the last hypothesis reaches. `step`: seconds of new audio that are worth a hypothesis.
-    `notices`: for the user, about the options, one line each.
-    """
+    """A window that moves along the audio; see `LiveWindow`."""
 
     def __init__(
         self,
@@ -99,11 +74,6 @@ class StreamingWindow:
         step: float = STEP,
         notices: tuple[str, ...] = (),
     ) -> None:
-        """Begin without audio.
-
-        `policy`: decides which words are confirmed while audio arrives. `step`: seconds of new
-        audio that are worth a hypothesis.
-        """
         self.step, self.notices = step, notices
         self.start = self.decoded_to = 0
         self._recognizer = recognizer
@@ -125,7 +95,6 @@ class StreamingWindow:
 
     @property
     def room(self) -> int:
-        """Samples that can still be added; none if it holds too many confirmed words."""
         return 0 if self._crowded else LONGEST - self._length
 
     @property
@@ -134,21 +103,17 @@ class StreamingWindow:
 
     @property
     def unconfirmed(self) -> str:
-        """Text of the last hypothesis that is not confirmed."""
         return "".join(unit.text for unit in self._unconfirmed)
 
     def append(self, samples: NDArray[np.float32]) -> None:
-        """Add audio, at most as much as there is room for."""
         self._samples[self._length : self._length + len(samples)] = samples
         self._length += len(samples)
 
     def keep_last(self, samples: int) -> None:
-        """Drop the audio before these samples; there are no unconfirmed words."""
         self._drop(max(0, self._length - samples))
         self.decoded_to = max(self.decoded_to, self.start)
 
     def skip(self, samples: NDArray[np.float32], kept: int) -> None:
-        """Skip audio without speech, and keep its last samples."""
         over = max(0, len(samples) - kept)
         if over:
             self._drop(self._length)
@@ -157,7 +122,6 @@ class StreamingWindow:
         self.keep_last(kept)
 
     def transcribe(self) -> list[ConfirmedWord]:
-        """Make a hypothesis, and return the words that it confirms."""
         hypothesis = self._hypothesis(thoroughly=False)
         if hypothesis.doubtful:
             return []
@@ -171,7 +135,6 @@ class StreamingWindow:
         return confirmed
 
     def finish_utterance(self, speech_end: int) -> list[ConfirmedWord]:
-        """Confirm the rest: the speaker stopped at sample `speech_end`, or was cut short."""
         confirmed: list[ConfirmedWord] = []
         conditions_next = True
         while True:
@@ -196,7 +159,6 @@ class StreamingWindow:
         return confirmed
 
     def make_room(self) -> list[ConfirmedWord]:
-        """Confirm and drop the beginning of a full window."""
         confirmed = self.transcribe()
         if self.room < _LEAST_CUT and not self._cut_after_segment():
             self._cut_between_words()

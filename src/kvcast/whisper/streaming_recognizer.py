@@ -46,11 +46,7 @@ class WhisperRecognizer(Recognizer):
         attempts: Sequence[DecodingOptions],
         params: TranscribeParams,
     ) -> None:
-        """Prepare.
-
-        `answer`: runs a policy about a window to its end, and returns its result. `attempts`: how
-        to decode first, and after each rejection; one at least.
-        """
+        """Prepare; `answer` runs a policy, `attempts` are for the first decoding and rejections."""
         self._answer = answer
         self._requests = requests
         self._tokenizer = requests.tokenizer

@@ -53,11 +53,7 @@ class WhisperTokenizer:
         """Read a tokenizer.json in Hugging Face's layout.
 
         `vocab_size`: the model's; 51,865 or more means multilingual, unless the vocabulary is the
-        English-only models'.
-
-        Raises:
-            KvcastError: it is not the tokenizer of a Whisper model of that size.
-
+        English-only models'. Raises KvcastError for another tokenizer or size.
         """
         try:
             description = json.loads(tokenizer_json)
@@ -106,7 +102,6 @@ class WhisperTokenizer:
         return tuple(sorted(self._added_text))
 
     def is_timestamp(self, token: int) -> bool:
-        """Return whether a token is a time within the window."""
         return self.timestamp_begin <= token < self.timestamp_end
 
     @cached_property
@@ -122,10 +117,7 @@ class WhisperTokenizer:
         return tuple(self._special(f"<|{code}|>") for code in self.languages)
 
     def language_code(self, language: str) -> str:
-        """Return the code of a language given by code or name.
-
-        Raises UsageError for one that is unknown or that the model does not support.
-        """
+        """Return a language's code, given that or its name; raises UsageError if not supported."""
         return language_code(language, self.languages)
 
     def sot_sequence(self, language: str, task: str, *, timestamps: bool) -> tuple[int, ...]:
@@ -160,9 +152,9 @@ class WhisperTokenizer:
     def non_speech_tokens(self) -> tuple[int, ...]:
         """Return ids of marks that are not spoken: speaker tags, brackets, music notes.
 
-        As in openai/whisper, a mark counts if it is one token, alone or after a space. Of a music
-        sign that takes several tokens, the first one counts, which only its neighbours in Unicode
-        share. A hyphen or an apostrophe counts only at the start of a word.
+        As in openai/whisper, a mark counts if it is one token, alone or after a space; of a music
+        sign that takes several tokens, the first one. A hyphen or an apostrophe counts only at the
+        start of a word.
         """
         ids = {self.encode(" -")[0], self.encode(" '")[0]}
         for mark in (*_NON_SPEECH, *_MUSIC):

@@ -1,7 +1,4 @@
-"""Windows of 30 seconds as openai/whisper's decoding.py decodes them: policies that make requests.
-
-Assembles the prompt, the logits processors and the strategy from the options.
-"""
+"""Windows of 30 seconds, as in openai/whisper's decoding.py: policies that make requests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +32,6 @@ class WindowRequests:
         context: int,
         speculations: Speculations | None = None,
     ) -> None:
-        """Prepare; `speculations`: draft tokens for windows of one row; None for no drafts."""
         self.tokenizer = tokenizer
         self._context = context
         self._speculations = speculations
@@ -46,10 +42,7 @@ class WindowRequests:
         return self._context // 2
 
     def languages(self, window: Features) -> Policy[dict[str, float]]:
-        """Return the probability of each language.
-
-        Raises UsageError for an English-only model.
-        """
+        """Return the probability of each language; raises UsageError for an English-only model."""
         if not self.tokenizer.is_multilingual:
             raise UsageError("this model knows English only: there is no language to detect")
         request = LanguageRequest(window, self.tokenizer)
@@ -67,22 +60,12 @@ class WindowRequests:
         stream: int = 0,
         speculations: Speculations | None = None,
     ) -> Policy[DecodingResult]:
-        """Decode a window once.
+        """Decode a window once; raises UsageError for options that the model does not support.
 
-        Args:
-            window: the encoder's input.
-            options: of decoding; without a language the window's is detected first.
-            prompt: tokens of the text before; only its end is kept if it is too long.
-            prompt_language: the language of that text, if known; a window in another language
-                ignores it.
-            forced: known tokens of the window's text, including timestamps. The result has the
-                tokens after them.
-            stream: seeds different windows differently.
-            speculations: draft tokens, if the requests have none.
-
-        Raises:
-            UsageError: the model does not support the options.
-
+        Without a language the window's is detected first. `prompt`: tokens of the text before; its
+        end is kept if it is too long. `prompt_language`: of that text, if known; a window in
+        another language ignores it. `forced`: known tokens of the window's text, including
+        timestamps, that the result leaves out. `stream` seeds different windows differently.
         """
         options.check(self.tokenizer, self._context)
         if options.language is not None:
@@ -116,10 +99,9 @@ class WindowRequests:
     def align(
         self, window: Features, text: Sequence[int], *, language: str, task: str, frames: int
     ) -> Policy[TokenTimes]:
-        """Align the tokens of a window's text with its audio.
+        """Align the tokens of a window's text, one or more without timestamps, with its audio.
 
-        `text`: its tokens, one or more; without timestamps. `frames`: how many of the encoder's
-        frames are of the recording.
+        `frames`: how many of the encoder's frames are of the recording.
         """
         start = self.tokenizer.sot_sequence(language, task, timestamps=False)
         request = AlignmentRequest(
@@ -142,10 +124,9 @@ class WindowRequests:
 
 
 class WindowDecoder:
-    """Decodes windows in the calling thread, together as far as its cache has rows.
+    """Decodes independent windows in the calling thread, together as far as its cache has rows.
 
-    Windows do not depend on each other. A window stays encoded, and can be decoded again, until
-    other windows need its slot.
+    A window stays encoded, and can be decoded again, until other windows need its slot.
     """
 
     def __init__(
@@ -158,11 +139,7 @@ class WindowDecoder:
         windows: int = 1,
         speculations: Speculations | None = None,
     ) -> None:
-        """Prepare.
-
-        `rows`: most beams or samples at once, of all windows together. `windows`: most windows at
-        once. `speculations`: draft tokens for windows of one row; None for no drafts.
-        """
+        """Prepare; `rows`: most beams or samples at once, of all `windows` together."""
         self.requests = WindowRequests(tokenizer, context, speculations)
         self.scheduler = Scheduler(
             runtime, rows=rows, capacity=context, inputs=windows, requests=windows
@@ -173,7 +150,6 @@ class WindowDecoder:
         return result
 
     def detect_languages(self, windows: Sequence[Features]) -> list[dict[str, float]]:
-        """Return the probability of each language for each window."""
         return self.scheduler.results(*map(self.requests.languages, windows))
 
     def decode(
@@ -184,15 +160,7 @@ class WindowDecoder:
         prompt: Sequence[int] = (),
         stream: int = 0,
     ) -> list[DecodingResult]:
-        """Decode windows, each after the same prompt, to their ends.
-
-        `options`: see there; without a language each window's is detected. `prompt`: tokens of the
-        text before; only its end is kept if it is too long.
-
-        Raises:
-            UsageError: the model does not support the options.
-
-        """
+        """Decode windows, each after the same prompt, to their ends; as `WindowRequests.decode`."""
         return self.scheduler.results(
             *(
                 self.requests.decode(window, options, prompt=prompt, stream=stream)

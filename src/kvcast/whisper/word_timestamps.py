@@ -22,24 +22,21 @@ WINDOW_FRAMES = 30 * FRAMES_PER_SECOND
 
 @dataclass(frozen=True)
 class Window:
-    """Frames `seek` to `seek + frames` of a recording."""
+    """Frames `seek` to `seek + frames` of a recording; all other times are in seconds."""
 
     seek: int
     frames: int
 
     @property
     def start(self) -> float:
-        """In seconds."""
         return self.seek / FRAMES_PER_SECOND
 
     @property
     def duration(self) -> float:
-        """In seconds."""
         return self.frames / FRAMES_PER_SECOND
 
     @property
     def end(self) -> float:
-        """In seconds."""
         return (self.seek + self.frames) / FRAMES_PER_SECOND
 
 
@@ -137,10 +134,9 @@ class TokenWord:
 def split_words(
     tokenizer: WhisperTokenizer, tokens: Sequence[int], language: str
 ) -> list[TokenWord]:
-    """Split text tokens, without timestamps, into words of a text in this language.
+    """Split text tokens, without timestamps, into words, whose joined tokens are the tokens.
 
-    A word begins at a space, and punctuation at its start or alone is a word. Nothing is
-    lost: the words' tokens, joined, are the tokens.
+    A word begins at a space, and punctuation at its start or alone is a word.
     """
     characters = list(_characters(tokenizer, tokens))
     return characters if language in WITHOUT_SPACES else list(_spaced(characters))
@@ -176,19 +172,16 @@ def _spaced(parts: Sequence[TokenWord]) -> Iterator[TokenWord]:
         yield TokenWord("".join(texts), tuple(tokens))
 
 
-ENCODER_FRAMES_PER_SECOND = 50
-"""Frames of the encoder."""
+ENCODER_FRAMES_PER_SECOND = 50  # frames of the encoder
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTimes:
     """The frames of a window's n text tokens, and their probabilities.
 
-    Attributes:
-        begins_n: frame at which each token begins, and at which the last ends, [n + 1].
-        probabilities_n: of each token, given the tokens before it, [n].
-        attended_n: frame to which each token attends most, [n]; not ascending.
-
+    `begins_n`: frame at which each token begins, and at which the last ends, [n + 1].
+    `probabilities_n`: of each token among all text tokens, given the tokens before it, [n].
+    `attended_n`: frame to which each token attends most, [n]; not ascending.
     """
 
     begins_n: Int64
@@ -208,11 +201,8 @@ class TokenTimes:
 
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _LONGEST_MEDIAN = 0.7
-_FAR = 0.5
-"""If a word passes its segment's end by more seconds, the word is corrected, not the segment."""
-
-_DECIMALS = 2
-"""Of times in seconds; the encoder's frames are 0.02 s."""
+_FAR = 0.5  # a word that passes its segment's end by more seconds is corrected
+_DECIMALS = 2  # of times in seconds; the encoder's frames are 0.02 s
 
 
 @dataclass(frozen=True)
@@ -259,7 +249,6 @@ class _TypicalDuration:
 
 
 def text_tokens(spans: Sequence[Span], tokenizer: WhisperTokenizer) -> list[int]:
-    """Return the tokens of all spans that are text."""
     return [token for span in spans for token in span.tokens if tokenizer.is_text(token)]
 
 
@@ -273,9 +262,7 @@ def with_words(
     punctuation: Punctuation,
     last_speech: float,
 ) -> list[Span]:
-    """Return the spans of a window with their words, and with times that fit these.
-
-    Words are in order, do not overlap, and are within their span.
+    """Return a window's spans with their words, in order and within their span, not overlapping.
 
     `punctuation`: marks that belong to a neighbouring word. `last_speech`: end of the last word
     before this window, in seconds.

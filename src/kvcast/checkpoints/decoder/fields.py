@@ -20,7 +20,6 @@ _ACTIVATIONS = {**ACTIVATIONS, "relu2": SQUARED}
 
 
 def activation_of(fields: Fields) -> str:
-    """Return our name of a feed-forward's activation; KvcastError for others."""
     activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
     if activation not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
@@ -29,7 +28,6 @@ def activation_of(fields: Fields) -> str:
 
 
 def llama(fields: Fields) -> dict[str, Any]:
-    """Return Llama's: biases where the configuration has them."""
     return configured_biases(fields) | {"feed_forward_bias": fields.flag("mlp_bias", False)}
 
 
@@ -78,7 +76,6 @@ def gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def gemma4_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types, of which the last is always full attention, and layers' own fields."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -93,7 +90,6 @@ def gemma4_restated(fields: Fields) -> dict[str, Any]:
 
 
 def _full_attention(fields: Fields, kinds: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of layers with full attention that published configurations have."""
     own = {"head_dim": fields.whole("global_head_dim")}
     if fields.flag("attention_k_eq_v") and fields.values.get("num_global_key_value_heads"):
         own["num_key_value_heads"] = fields.whole("num_global_key_value_heads")
@@ -101,7 +97,6 @@ def _full_attention(fields: Fields, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def gemma4(fields: Fields) -> dict[str, Any]:
-    """Return Gemma 4's, of which many differ from layer to layer."""
     if fields.values.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.error(
             "use_bidirectional_attention is not supported: it makes the model an encoder"
@@ -181,19 +176,17 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def smollm3(fields: Fields) -> dict[str, Any]:
-    """Return SmolLM 3's layers without rotation."""
     layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
     return llama(fields) | {"unrotated": tuple(i for i in layers if not _is_rotated(fields, i))}
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
-    """Return OLMo 2's and 3's."""
     whole = {"query_key_norm": True, "whole_query_key_norm": True}
     return configured_biases(fields) | _NORMS_BEHIND | whole
 
 
 def exaone4(fields: Fields) -> dict[str, Any]:
-    """Return EXAONE 4's: with windows, layers that have none do not rotate."""
+    """In models with windows, layers without one do not rotate."""
     sizes = _NORMS_BEHIND | {"query_key_norm": True}
     if fields.values.get("sliding_window") is None:
         return sizes
@@ -201,7 +194,6 @@ def exaone4(fields: Fields) -> dict[str, Any]:
 
 
 def experts(fields: Fields) -> dict[str, Any]:
-    """Return the number of experts, and how many a token uses."""
     return {
         "experts": fields.whole("num_local_experts"),
         "experts_per_token": fields.whole("num_experts_per_tok"),
@@ -240,7 +232,6 @@ def qwen_experts(fields: Fields) -> dict[str, Any]:
 
 
 def qwen2_experts(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Qwen 2 with experts."""
     return qwen_experts(fields) | {
         "qkv_bias": fields.flag("qkv_bias"),
         "shared_inner": fields.whole("shared_expert_intermediate_size"),
@@ -248,7 +239,6 @@ def qwen2_experts(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_experts(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Qwen 3 with experts."""
     return qwen_experts(fields) | configured_biases(fields) | {"query_key_norm": True}
 
 
@@ -267,7 +257,6 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 
 
 def limited(fields: Fields) -> dict[str, Any]:
-    """Return the clamp of queries, keys and values, if any."""
     is_limited = fields.values.get("clip_qkv") is not None
     return {"qkv_limit": fields.positive("clip_qkv") if is_limited else 0.0}
 
@@ -286,7 +275,7 @@ def helium(fields: Fields) -> dict[str, Any]:
 
 
 def _is_rotated(fields: Fields, layer: int) -> bool:
-    """Return whether a layer of SmolLM 3 has rotation: `no_rope_layers` is 1 where it has."""
+    """SmolLM 3: `no_rope_layers` is 1 for layers with rotation."""
     flags = fields.values.get("no_rope_layers")
     if flags is None:
         return (layer + 1) % fields.whole("no_rope_layer_interval") != 0
@@ -307,7 +296,7 @@ def windowed_if_any_but_every_nth(fields: Fields, layer: int) -> bool:
 
 
 def shared_experts(fields: Fields) -> dict[str, Any]:
-    """Return sizes of feed-forwards, which all tokens go through and perhaps experts beside."""
+    """Inner widths of feed-forwards that all tokens go through, perhaps with experts."""
     if fields.whole("num_local_experts", least=0) == 0:
         return {"inner": fields.whole("shared_intermediate_size")}
     shared = fields.whole("shared_intermediate_size", least=0)

@@ -109,11 +109,7 @@ def read_decoder(
     config: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
 ) -> Checkpoint:
-    """Return the checkpoint for a configuration with a model_type of this family.
-
-    `stored` maps the names in the files to tensors. Raises KvcastError with one line for an
-    unsupported configuration, and for tensors that are missing, unknown or of the wrong shape.
-    """
+    """KvcastError for unsupported configurations, and missing, unknown or misshapen tensors."""
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = dimensions_of(config, label, kind, config["model_type"])
@@ -132,17 +128,13 @@ def read_decoder(
 
 
 def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
-    """Return whether the head is tied to the embedding; keeps one name for both.
-
-    A head that differs counts, whatever the configuration says.
-    """
+    """Whether the head is tied to the embedding; keeps one name for both unless they differ."""
     (embedding,) = kind.names["decoder.embedding.weight"]
     drop_tied(own, HEAD, embedding)
     return HEAD not in own
 
 
 def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimensions) -> list[str]:
-    """Return a notice of tensors that have no place in layers of the model, if there are any."""
     inside = [
         name
         for name in unused
@@ -161,19 +153,17 @@ def _about_unused(folder: Path, unused: Sequence[str], dimensions: DecoderDimens
 
 
 def decoder_dimensions(config: Mapping[str, Any], label: str) -> DecoderDimensions:
-    """Read a configuration alone, with a model_type of this family."""
     return dimensions_of(config, label, _type_of(config, label), config["model_type"])
 
 
 def dimensions_of(
     config: Mapping[str, Any], label: str, kind: DecoderType, architecture: str
 ) -> DecoderDimensions:
-    """Read a configuration of this model type; `architecture` is its name in the dimensions."""
+    """`architecture` is the model type's name in the dimensions."""
     return _dimensions(_fields(config, kind, label), kind, architecture)
 
 
 def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
-    """Return the properties of a model's type; for a vision-language model, its decoder's."""
     name, outer = config["model_type"], Fields(values=config, label=label)
     if name not in WRAPPERS:
         return TYPES[name]
@@ -188,7 +178,6 @@ def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
 
 
 def _fields(config: Mapping[str, Any], kind: DecoderType, label: str) -> Fields:
-    """Return the configuration over its defaults; for a vision-language model, its decoder's."""
     outer = Fields(values=config, label=label)
     text = outer.group("text_config")
     if text is None:
@@ -223,10 +212,7 @@ def _dimensions(fields: Fields, kind: DecoderType, architecture: str) -> Decoder
 
 
 def _windows(fields: Fields, kinds: Sequence[str], *, told_apart: bool) -> tuple[int | None, ...]:
-    """Return each layer's window; as in transformers, it includes the query's own position.
-
-    `told_apart`: layers with a window have a rotary embedding of their own.
-    """
+    """Windows include the query's position; `told_apart`: their layers rotate differently."""
     window = fields.whole("sliding_window") if SLIDING in kinds else None
     longest = fields.whole(SIZES["max_positions"])
     if window is not None and window >= longest:
@@ -236,7 +222,6 @@ def _windows(fields: Fields, kinds: Sequence[str], *, told_apart: bool) -> tuple
 
 
 def _mixers(kinds: Sequence[str], kind: DecoderType) -> tuple[str, ...]:
-    """Return how each layer mixes positions; nothing where all do by attention."""
     mixers = tuple(kind.mixers.get(layer_type, ATTENTION) for layer_type in kinds)
     return mixers if set(mixers) != {ATTENTION} else ()
 
@@ -260,20 +245,18 @@ def _layer_types(fields: Fields, kind: DecoderType) -> list[str]:
 def own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors without name prefixes, in kvcast's order of rotary pairs."""
     own = kind.prepare(_named(stored, kind), dimensions)
     return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
 
 
 def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str, Sequence[str]]:
-    """Return the table of names for the tensors that there are."""
     spelled = {_LAYER_NUMBER.sub(r"\g<layers>.{i}.", name) for name in own}
     instead = {ours: names for ours, names in kind.names_instead.items() if spelled >= {*names}}
     return {**kind.names, **instead}
 
 
 def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors without name prefixes, with norm weights as they multiply."""
+    """Without name prefixes, norm weights as they multiply."""
     own = {}
     for full_name, tensor in stored.items():
         name = _PREFIX.sub("", full_name)
@@ -292,7 +275,7 @@ def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, S
 
 
 def _by_position(kernel: StoredTensor) -> StoredTensor:
-    """Return a convolution's kernel [width, 1, length] as [length, width]."""
+    """[width, 1, length] to [length, width]."""
     if len(kernel.shape) != 3 or kernel.shape[1] != 1:
         return kernel
     width, _, length = kernel.shape
@@ -307,10 +290,7 @@ def text_files(
     notices: Sequence[str],
     tokenizer: bytes | None = None,
 ) -> dict[str, bytes]:
-    """Return the files that `kvcast.tokenizers.opening.open_text` reads.
-
-    `tokenizer` is a tokenizer.json for a folder without one.
-    """
+    """Files for `kvcast.tokenizers.opening.open_text`; `tokenizer`: in place of tokenizer.json."""
     settings = tokenizer_settings(folder)
     special = special_tokens(folder, settings, config["model_type"])
     ends = end_tokens(folder, config) or [end_token_by_text(folder, special["eos_token"])]

@@ -38,7 +38,6 @@ _UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
 
 
 def lfm2_restated(fields: Fields) -> dict[str, Any]:
-    """Return sizes under the names that others have; a feed-forward's follows from several."""
     inner: float = fields.whole("block_ff_dim", fields.whole("intermediate_size"))
     if fields.flag("block_auto_adjust_ff_dim"):
         inner = int(2 * inner / 3)
@@ -97,13 +96,11 @@ def qwen3_5(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_5_experts(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Qwen 3 Next, and of Qwen 3.5 with experts."""
     shared = {"shared_inner": fields.whole("shared_expert_intermediate_size")}
     return qwen3_5(fields) | qwen_experts(fields) | shared
 
 
 def qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types and the fields that are equal in all models."""
     return qwen3_5_restated(fields) | {
         "intermediate_size": fields.whole("moe_intermediate_size"),
         "mlp_only_layers": [],
@@ -113,7 +110,6 @@ def qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
 
 
 def granite_hybrid_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types by the names that transformers 5 has for them."""
     kinds = fields.values.get("layer_types")
     if kinds is None:
         kinds = [LINEAR] * fields.whole("num_hidden_layers", most=MOST_LAYERS)

@@ -63,7 +63,7 @@ def cohere(fields: Fields) -> dict[str, Any]:
 
 
 def cohere2(fields: Fields) -> dict[str, Any]:
-    """Return Command R7B's: layers without a window do not rotate."""
+    """Layers of Command R7B without a window do not rotate."""
     windowed = {"rotary": None, "window_rotary": read_rotary(fields, FULL, "rope_theta")}
     return cohere(fields) | windowed
 
@@ -75,14 +75,12 @@ def neox(fields: Fields) -> dict[str, Any]:
 
 
 def phi(fields: Fields) -> dict[str, Any]:
-    """Return Phi 1's and 2's."""
     biases = dict.fromkeys((*_BIASES, "head_bias"), True)
     norms = {"query_key_norm": fields.flag("qk_layernorm")}
     return _LAYER_NORMS | _PARALLEL | _UNGATED | biases | norms
 
 
 def gpt2(fields: Fields) -> dict[str, Any]:
-    """Return GPT-2's, and GPT-BigCode's."""
     if fields.flag("add_cross_attention", False):
         raise fields.error("add_cross_attention is not supported")
     scale: dict[str, Any] = {
@@ -94,14 +92,12 @@ def gpt2(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_bigcode_restated(fields: Fields) -> dict[str, Any]:
-    """Return the number of heads of keys, which all heads of queries share."""
     if not fields.flag("multi_query"):
         raise fields.error("multi_query must be true: other models are not supported")
     return {"num_key_value_heads": 1}
 
 
 def gpt_neo_restated(fields: Fields) -> dict[str, Any]:
-    """Return layer types, of which files have groups and how often each is repeated."""
     layers, kinds = fields.whole("num_hidden_layers", most=MOST_LAYERS), list[str]()
     groups = fields.values["attention_types"]
     usual = {"global": FULL, "local": SLIDING}
@@ -115,13 +111,12 @@ def gpt_neo_restated(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_neo(_: Fields) -> dict[str, Any]:
-    """Return GPT-Neo's, whose products of queries and keys are not scaled."""
+    """GPT-Neo's products of queries and keys are not scaled."""
     biases = {"out_bias": True, "feed_forward_bias": True}
     return _LAYER_NORMS | _LEARNED_POSITIONS | _UNGATED | biases | {"attention_scale": 1.0}
 
 
 def gptj_restated(fields: Fields) -> dict[str, Any]:
-    """Return the share of a head's channels that turn, of which GPT-J has the number."""
     head_dim = max(fields.whole("hidden_size") // fields.whole("num_attention_heads"), 1)
     return {SHARE: fields.whole("rotary_dim", most=head_dim) / head_dim}
 
@@ -148,7 +143,6 @@ def opt(fields: Fields) -> dict[str, Any]:
 
 
 def falcon_restated(fields: Fields) -> dict[str, Any]:
-    """Return the number of heads of keys, on which three fields decide."""
     heads = fields.whole("num_attention_heads")
     if fields.flag("new_decoder_architecture"):
         return {"num_key_value_heads": fields.whole("num_kv_heads", heads)}
@@ -156,7 +150,7 @@ def falcon_restated(fields: Fields) -> dict[str, Any]:
 
 
 def falcon(fields: Fields) -> dict[str, Any]:
-    """Return Falcon's, whose newer architecture may have a norm before each of two blocks."""
+    """Falcon's newer architecture may have a norm before each of two blocks."""
     if fields.flag("alibi"):
         raise fields.error("alibi must be false: such positions are not supported")
     newer, parallel = fields.flag("new_decoder_architecture"), fields.flag("parallel_attn")
@@ -168,7 +162,6 @@ def falcon(fields: Fields) -> dict[str, Any]:
 
 
 def nemotron(fields: Fields) -> dict[str, Any]:
-    """Return Nemotron's and Jais 2's."""
     return llama(fields) | _LAYER_NORMS | _UNGATED
 
 

@@ -92,7 +92,7 @@ def _dimensions(params: Fields) -> DecoderDimensions:
 
 
 def _windows(params: Fields) -> tuple[int | None, ...]:
-    """Return each layer's window, from one value for all or a list that repeats; null is none."""
+    """Each layer's window, from one value for all or a list that repeats; null is none."""
     layers = params.whole("n_layers", most=MOST_LAYERS)
     given = params.values.get("sliding_window")
     cycle = given if isinstance(given, list) else [given]
@@ -148,7 +148,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tokenizer(folder: Path) -> Path:
-    """Choose the tokenizer's file: tekken.json, or the newest tokenizer.model.v*."""
+    """tekken.json, or the newest tokenizer.model.v*."""
     if (folder / "tekken.json").is_file():
         return folder / "tekken.json"
     models = [path for path in folder.glob("tokenizer.model*") if path.is_file()]
@@ -178,11 +178,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Return whether there are weights in Mistral's layout but not in Hugging Face's.
-
-    Mistral publishes both side by side. Hugging Face's is then preferred, as its tokenizer needs no
-    further library.
-    """
+    """Mistral publishes both layouts; Hugging Face's tokenizer needs no further library."""
     own = (folder / "params.json").is_file() and any(folder.glob(f"{_STEM}*"))
     return own and not any(folder.glob("model*.safetensors"))
 

@@ -16,11 +16,10 @@ SHARE, QUERY_BETA = "partial_rotary_factor", "llama_4_scaling_beta"
 
 
 def read_rotary(fields: Fields, layers: str, base: str, own: Collection[str] = ()) -> Rotary:
-    """Read the settings for one kind of `layers` (FULL or SLIDING).
+    """Read settings of one kind of `layers` (FULL or SLIDING); KvcastError if unsupported.
 
     `base` names the field with the base, if the settings' own object has none; `own` are settings
-    that the model's type has and others do not (SHARE, QUERY_BETA). Raises KvcastError for
-    unsupported kinds of scaling.
+    that only this model type has (SHARE, QUERY_BETA).
     """
     parameters = _parameters(fields, layers)
     values = parameters.values
@@ -44,7 +43,6 @@ def read_rotary(fields: Fields, layers: str, base: str, own: Collection[str] = (
 
 
 def _parameters(fields: Fields, layers: str) -> Fields:
-    """Return the object for `layers`; an empty one means no scaling."""
     none = Fields(values={}, label=fields.label)
     parameters = fields.group("rope_scaling") or fields.group("rope_parameters") or none
     if FULL in parameters.values or SLIDING in parameters.values:
@@ -119,7 +117,6 @@ def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
 
 
 def _trained(parameters: Fields, fields: Fields) -> int:
-    """Return the length that the model was trained with, before its context was extended."""
     name = "original_max_position_embeddings"
     if fields.values.get(name) is not None:
         return fields.whole(name)

@@ -172,7 +172,6 @@ GPT_OSS_NAMES = {
 def _with_modules(
     names: Mapping[str, Sequence[str]], modules: Mapping[str, str]
 ) -> Mapping[str, Sequence[str]]:
-    """Return names with the weights and biases of some modules at other places."""
     leaves = ("weight", "bias")
     places = {f"{ours}.{x}": (f"{theirs}.{x}",) for ours, theirs in modules.items() for x in leaves}
     return {**names, **places}

@@ -52,7 +52,7 @@ def heads_apart(
 def positions_from_the_third(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Leave out the first two embeddings of positions, which OPT never uses."""
+    """Omit the first two embeddings of positions, which OPT never uses."""
     table = own.get(_POSITIONS)
     if table is None or table.shape[0] != dimensions.max_positions + 2:
         return dict(own)
@@ -62,7 +62,7 @@ def positions_from_the_third(
 def norms_of_ones(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Add weights of norms, which OLMo has none of."""
+    """OLMo's norms have no weights."""
     width = dimensions.width
     ones = StoredTensor(shape=(width,), read=lambda: np.ones(width, np.float32))
     layers = [
@@ -76,7 +76,7 @@ def norms_of_ones(
 def experts_turned(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return experts as [experts, outputs, inputs]; Qwen 3 VL's first files have inputs first."""
+    """[experts, outputs, inputs]; Qwen 3 VL's first files have inputs first."""
     inner, width = dimensions.inner, dimensions.width
     usual = {".experts.gate_up_proj": (2 * inner, width), ".experts.down_proj": (width, inner)}
 
@@ -107,11 +107,7 @@ def routers_scaled(
 def parts_apart(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Divide projections whose rows are, of each head, several parts one after the other.
-
-    Those are a query and its gate, and of delta nets, in Qwen 3 Next, all that belongs to a head of
-    keys.
-    """
+    """Divide projections whose rows are several parts per head: queries and gates, delta nets'."""
     size = dimensions.head_dim
     layouts: dict[str, tuple[int, Mapping[str, Sequence[int]]]] = {
         _QUERY: (dimensions.heads, {_QUERY: (size,), _GATE: (size,)})
@@ -142,7 +138,7 @@ def parts_apart(
 def norms_of_heads_joined(
     own: Mapping[str, StoredTensor], _: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return norms of queries and keys, of which each head has one, as one tensor each."""
+    """Norms of queries and keys, of which each head has one, as one tensor each."""
     joined, norms = {}, defaultdict[str, dict[int, StoredTensor]](dict)
     for name, tensor in own.items():
         if norm := _NORM_OF_A_HEAD.fullmatch(name):
@@ -158,7 +154,7 @@ def norms_of_heads_joined(
 def keys_first(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Reorder Mamba's channels, which are values, keys and queries after a gate, as delta nets'."""
+    """Mamba's channels are values, keys and queries after a gate; reorder them as delta nets'."""
     space = dimensions.state_space
     if space is None:
         return dict(own)
@@ -188,7 +184,7 @@ _BLOCK = 32
 
 
 def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, StoredTensor]:
-    """Return tensors by name, those of experts in kvcast's order; codes lose their suffixes."""
+    """Experts in kvcast's order; codes lose their suffixes."""
     tensors = {}
     for name, tensor in own.items():
         scales = own.get(name.removesuffix(_BLOCKS) + _SCALES)

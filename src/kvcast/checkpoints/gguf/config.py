@@ -80,18 +80,15 @@ class Architecture:
     epsilon: str = ""  # of the norms; empty: as the model type has RMS norms or layer norms
 
     def kind(self, values: Values) -> DecoderType:
-        """Return the model type of a file."""
         name = self.model_type if isinstance(self.model_type, str) else self.model_type(values)
         return TYPES[name]
 
     def are_neighbours(self, values: Values) -> bool:
-        """Return whether rotary pairs are neighbouring rows, not halves of a head."""
         # ggml turns in halves of heads alone where images have positions of their own (GLM 4.1 V).
         halves = values.has("rope.dimension_sections")
         return (self.permuted or self.kind(values).neighbours) and not halves
 
     def names_in(self, values: Values) -> Mapping[str, Sequence[str]]:
-        """Return the names in a file, which may have several matrices in one tensor."""
         is_fused = not self.kind(values).mixers and "blk.0.attn_qkv.weight" in values.tensors
         of_experts = "blk.0.ffn_gate_up_exps.weight" in values.tensors
         return {
@@ -101,7 +98,6 @@ class Architecture:
         }
 
     def dimensions(self, values: Values, file: GgufFile) -> DecoderDimensions:
-        """Return the dimensions, as the reader of the model type makes them from config.json."""
         embedding = file.tensors.get(EMBEDDING)
         if embedding is None:
             raise values.fields.error(f"it has no tensor {EMBEDDING}: it is not a whole model")

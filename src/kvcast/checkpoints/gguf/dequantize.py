@@ -24,7 +24,7 @@ _E2M1 = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.i
 
 
 def dequantize(kind: str, raw: Bytes, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return the values of a tensor of this ggml type, bit for bit as ggml computes them."""
+    """Bit for bit as ggml computes them."""
     size, nbytes = BLOCKS[Encoding[kind]]
     blocks = raw.reshape(-1, nbytes)
     values = np.empty((len(blocks), size), np.float32)
@@ -38,11 +38,7 @@ def dequantize(kind: str, raw: Bytes, shape: tuple[int, ...]) -> NDArray[np.floa
 
 
 def read_blocks(kind: str, raw: Bytes, shape: tuple[int, ...]) -> CodedMatrix:
-    """Return a matrix of this ggml type as blocks of 32 codes.
-
-    Q8_0, Q4_0 and Q4_1 are exact. The scales and minimums of Q4_K are products rounded to float16.
-    Other types are dequantized and become int8.
-    """
+    """Blocks of 32 codes: exact from Q8_0, Q4_0 and Q4_1, others are rounded."""
     if kind not in ("Q8_0", "Q4_0", "Q4_1", "Q4_K"):
         return rounded(dequantize(kind, raw, shape))
     with np.errstate(all="ignore"):
@@ -73,7 +69,7 @@ def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
 
 
 def _k_scales(blocks: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return scales and least values of Q4_K and Q5_K: 8 of each, of 6 bits, in 12 bytes."""
+    """Scales and minimums of Q4_K and Q5_K: 8 of each, of 6 bits, in 12 bytes."""
     low, least, high = blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 2) & 48)], axis=1)
     least = np.concatenate([least & 63, (high >> 4) | ((least >> 2) & 48)], axis=1)

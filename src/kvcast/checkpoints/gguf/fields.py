@@ -31,10 +31,7 @@ _STILL = 1e29
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """The values of an architecture, whose names start with the architecture's.
-
-    `tensors`: names of the file's tensors.
-    """
+    """Values of an architecture, by names without its prefix; `tensors`: names of the file's."""
 
     fields: Fields
     architecture: str
@@ -42,7 +39,7 @@ class Values:
 
     @property
     def layers(self) -> int:
-        """Number of layers, without multi-token prediction layers, which come last."""
+        """Without multi-token prediction layers, which come last."""
         return self.whole("block_count") - self.whole("nextn_predict_layers", 0, least=0)
 
     @property
@@ -60,14 +57,10 @@ class Values:
         return self.fields.whole(self._full(name), default, **limits)
 
     def count(self, name: str) -> int:
-        """Return an integer, 0 for none."""
         return self.whole(name, 0, least=0)
 
     def same_whole(self, name: str, default: int | None = None, absent: int | None = None) -> int:
-        """Return a number that the file may have once for each layer, if all are the same.
-
-        Layers with the value `absent` lack the feature.
-        """
+        """Return the value of all layers but `absent` ones, which lack the feature."""
         value = self.plain(name)
         if not isinstance(value, np.ndarray):
             return self.whole(name, default)
@@ -81,7 +74,7 @@ class Values:
         return Fields(values=alone, label=self.fields.label).whole(self._full(name))
 
     def each(self, name: str, default: int | None = None) -> tuple[int, ...]:
-        """Return a number of each layer, which the file may have once for all of them."""
+        """Return each layer's value, which the file may have once for all of them."""
         layers = self.whole("block_count", most=len(self.tensors))
         value = self.plain(name)
         if not isinstance(value, np.ndarray):
@@ -95,11 +88,10 @@ class Values:
         )
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """Return a finite number above 0."""
         return self.fields.positive(self._full(name), default)
 
     def optional(self, name: str) -> float:
-        """Return a number above 0; 0 for none, which conversions may write as 0 or -1."""
+        """0 for none, which conversions may write as 0 or -1."""
         value = self.plain(name)
         is_none = value is None or (type(value) in (int, float) and value in (0, -1))
         return 0.0 if is_none else self.positive(name)
@@ -121,7 +113,6 @@ class Values:
 
 
 def experts_fields(values: Values) -> Config:
-    """Return the numbers of experts and of experts per token, under any model type's names."""
     experts = values.count("expert_count")
     used = values.whole("expert_used_count") if experts else 0
     return {
@@ -131,7 +122,6 @@ def experts_fields(values: Values) -> Config:
 
 
 def many_experts_fields(values: Values) -> Config:
-    """Return experts whose width differs from other feed-forwards'."""
     inner = values.same_whole(EXPERT_INNER)
     config = experts_fields(values) | {"norm_topk_prob": True, "decoder_sparse_step": 1}
     return config | {"moe_intermediate_size": inner, "intermediate_size": inner}
@@ -218,7 +208,6 @@ def granite_hybrid_fields(values: Values) -> Config:
 
 
 def _without_keys(values: Values, kind: str) -> list[str]:
-    """Return layer types: `kind` where a layer has no heads of keys."""
     heads = np.atleast_1d(values.plain(KV_HEADS)).tolist()
     kinds = [FULL if count else kind for count in heads]
     return kinds if kind in kinds else [FULL] * values.layers
@@ -267,7 +256,7 @@ def stablelm_fields(values: Values) -> Config:
 
 
 def falcon_fields(values: Values) -> Config:
-    """Return Falcon's, whose newer architecture has a norm before each of two blocks."""
+    """Falcon's newer architecture has a norm before each of two blocks."""
     return {
         "new_decoder_architecture": True,
         "num_kv_heads": values.same_whole(KV_HEADS, values.same_whole("attention.head_count")),
@@ -278,7 +267,6 @@ def falcon_fields(values: Values) -> Config:
 def rotary_fields(
     values: Values, tensors: Mapping[str, GgufTensor], share: float, truncate: bool
 ) -> Config:
-    """Return the fields of rotary embeddings; KvcastError for an unknown kind."""
     base = values.positive("rope.freq_base", 10_000.0)
     config: Config = {"rope_theta": base, _ORIGINAL: values.whole("context_length")}
     if _LONG in tensors and _SHORT in tensors:
@@ -309,11 +297,7 @@ def rotary_fields(
 
 
 def _scaling(values: Values) -> tuple[str, float]:
-    """Return the kind of rotary scaling and its factor; "none" for no scaling.
-
-    As in llama.cpp, a factor without a kind is linear, and 0 is no factor; older files have
-    rope.scale_linear for it.
-    """
+    """As in llama.cpp, a factor without a kind is linear; older files have rope.scale_linear."""
     name = "rope.scaling.factor"
     if not values.has(name) and values.has("rope.scale_linear"):
         name = "rope.scale_linear"
@@ -326,7 +310,7 @@ def _scaling(values: Values) -> tuple[str, float]:
 
 
 def _yarn(values: Values, factor: float) -> Config:
-    """Read YaRN scaling as ggml does, where an attention factor multiplies the usual one."""
+    """As in ggml, an attention factor multiplies the usual one."""
     extra = values.positive("rope.scaling.attn_factor", 1.0)
     extra *= values.positive("rope.scaling.yarn_attn_factor", 1.0)
     usual = 0.1 * math.log(max(factor, 1.0)) + 1.0

@@ -59,7 +59,7 @@ class GgufTensor:
     raw: NDArray[np.uint8]
 
     def stored(self) -> StoredTensor:
-        """Read as float16 or float32: quantized types are dequantized, bfloat16 is widened."""
+        """As float16 or float32: quantized types are dequantized, bfloat16 is widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
         stored = (self.type.name, self.raw, self.shape)
@@ -93,11 +93,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Parse a GGUF file without reading its tensors.
-
-    Raises InputOutputError if it is damaged, and KvcastError for another version or byte order, and
-    for unsupported types.
-    """
+    """InputOutputError for damage, KvcastError for other versions, byte orders and types."""
     cursor = _GgufCursor(path)
     tensors, values = _counts(cursor, path)
     parsed: dict[str, Any] = {}
@@ -110,10 +106,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_parts(paths: Sequence[Path]) -> GgufFile:
-    """Parse a model's files, in order, as llama-gguf-split makes them: the first has the values.
-
-    Raises as `read_gguf` does, and KvcastError for files that are not all parts of one model.
-    """
+    """Files in llama-gguf-split's order; KvcastError unless they are one whole model."""
     files = [read_gguf(path) for path in paths]
     if len(files) == 1 and _whole(files[0], _SPLIT, 1) in (0, 1):
         return files[0]
@@ -137,13 +130,12 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
 
 
 def _whole(file: GgufFile, name: str, default: int) -> int:
-    """Return an integer among the values; the default for another type."""
     value = file.values.get(name, default)
     return value if type(value) is int else default
 
 
 def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
-    """Check the file's magic and version; return how many tensors and values it claims to have."""
+    """Return the numbers of tensors and values that the header claims."""
     if cursor.take(4).tobytes() != b"GGUF":
         raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version = cursor.number("<u4")
@@ -160,8 +152,6 @@ def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
 
 
 class _GgufCursor:
-    """A position in a file, with reads that stay inside it."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._data = map_file(path)
@@ -216,7 +206,7 @@ class _GgufCursor:
         return self.take(count * dtype.itemsize).view(dtype)
 
     def _strings(self, count: int, name: str) -> list[str]:
-        """Read strings in a fast loop of plain Python: a vocabulary has hundreds of thousands."""
+        """Read in a fast loop of plain Python: a vocabulary has hundreds of thousands."""
         if count * 8 > self.remaining:
             raise self.damaged(f"{name} cannot hold {count} strings")
         data, position, end = self._data.data, self.position, len(self._data)
@@ -268,7 +258,6 @@ _Description = tuple[int, int, str, Encoding, tuple[int, ...]]
 
 
 def _description(cursor: _GgufCursor, path: Path) -> _Description:
-    """Read offset, size in bytes, name, type and shape of a tensor."""
     name = cursor.name("a tensor")
     rank = cursor.number("<u4")
     if not 0 < rank <= _MAX_RANK:

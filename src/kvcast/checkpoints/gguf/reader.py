@@ -60,7 +60,6 @@ def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
 def read_model(
     file: GgufFile, label: str, adapters: Sequence[Adapter] = ()
 ) -> tuple[DecoderDimensions, LazyTensors]:
-    """Return the dimensions, and tensors by canonical names; the tokenizer is read apart."""
     fields = Fields(values=file.values, label=label)
     name = str(file.values.get("general.architecture"))
     architecture = ARCHITECTURES.get(name)
@@ -82,7 +81,6 @@ def read_model(
 
 
 def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: str) -> None:
-    """Raise KvcastError for an adapter of another architecture, whose names mean something else."""
     for adapter in adapters:
         if adapter.base != architecture:
             raise KvcastError(
@@ -94,7 +92,6 @@ def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: s
 def _stored(
     file: GgufFile, dimensions: DecoderDimensions, values: Values
 ) -> dict[str, StoredTensor]:
-    """Return tensors by name, with stacked experts split and numbered at the end of their names."""
     stored, blocks = {}, values.whole("block_count")
     for name, tensor in file.tensors.items():
         layer = _LAYER_NUMBER.match(name)
@@ -118,12 +115,10 @@ def _stored(
 
 
 def is_rotated(name: str) -> bool:
-    """Return whether a tensor of the file has query or key heads with rotary pairs."""
     return any(part in name for part in _ROTATED)
 
 
 def _parts(source: Path) -> list[Path]:
-    """Return the file that `source` is, or the only one in it, with all parts of its model."""
     if source.is_file():
         return _all_parts(source)
     files = _files_in(source)
@@ -134,7 +129,6 @@ def _parts(source: Path) -> list[Path]:
 
 
 def _all_parts(path: Path) -> list[Path]:
-    """Return the parts of a model, by the name of one; InputMissingError if one is missing."""
     match = _PART.fullmatch(path.name)
     if match is None:
         return [path]
@@ -148,7 +142,6 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether `path` is named as a GGUF file."""
     return path.suffix.lower() == SUFFIX and path.is_file()
 
 
@@ -168,7 +161,6 @@ _MATRIX, _STACKED = 2, 3  # axes
 
 
 def read_gguf_adapter(path: Path, name: str) -> Adapter:
-    """Read the adapter named `name`; raises KvcastError with one line."""
     file = read_gguf(path)
     fields = Fields(values=file.values, label=str(path))
     for field, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):

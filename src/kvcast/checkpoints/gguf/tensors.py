@@ -149,7 +149,7 @@ _OF_HEADS = (".ssm_beta.weight", ".ssm_alpha.weight", ".ssm_dt.bias", DECAY)
 def delta_net_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return tensors in other formats' order, gates and convolved channels under separate names."""
+    """In other formats' order, gates and convolved channels under separate names."""
     sizes = dimensions.delta
     if sizes is not None and sizes.key_heads != sizes.value_heads:
         stored = {name: _beside_their_key(name, tensor, sizes) for name, tensor in stored.items()}
@@ -159,7 +159,7 @@ def delta_net_tensors(
 def grouped_delta_net_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return the same tensors of files whose value heads are grouped by key head."""
+    """Return the same of files whose value heads are grouped by key head."""
     sizes = dimensions.delta
     if sizes is None:
         return _as_elsewhere(stored, dimensions)
@@ -200,7 +200,6 @@ def _as_elsewhere(
 
 
 def _beside_their_key(name: str, tensor: StoredTensor, sizes: DeltaNet) -> StoredTensor:
-    """Group a tensor's value heads, if any, by key head."""
     if name.endswith((_QKV, _KERNEL)):
         return reordered(tensor, partial(_grouped, sizes, 2 * sizes.keys, sizes.value_dim))
     if name.endswith(_GATE):
@@ -220,7 +219,7 @@ def _grouped(sizes: DeltaNet, first: int, size: int, rows: NDArray[Any]) -> NDAr
 
 
 def logarithms(name: str, decay: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the logarithms of minus a tensor of this name; KvcastError for numbers above 0."""
+    """Logarithms of minus a tensor; KvcastError for values above 0."""
     if not (decay <= 0).all():
         raise KvcastError(f"tensor {name} is damaged: a number in it is above 0")
     with np.errstate(divide="ignore"):
@@ -254,7 +253,7 @@ def gemma4_tensors(
 def kernels_turned(
     stored: Mapping[str, StoredTensor], _: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return kernels of convolutions, [width, length], as [length, width]."""
+    """[width, length] to [length, width]."""
     return {
         name: transposed(tensor) if name.endswith(_SHORT_KERNEL) else tensor
         for name, tensor in stored.items()
@@ -264,7 +263,7 @@ def kernels_turned(
 def state_space_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Return state spaces in Mamba's layout, keys before values among convolved channels."""
+    """In Mamba's layout, keys before values among convolved channels."""
     space = dimensions.state_space
     if space is None:
         return dict(stored)
@@ -287,7 +286,7 @@ def state_space_tensors(
 def norms_of_ones(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Add weights of norms, which OLMo has none of."""
+    """OLMo's norms have no weights."""
     ones = StoredTensor(
         shape=(dimensions.width,), read=lambda: np.ones(dimensions.width, np.float32)
     )
@@ -300,7 +299,7 @@ def norms_of_ones(
 def second_norm_first(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Name the norms of blocks that do not share one: the second in files is attention's."""
+    """Of two norms of a block, the second in files is attention's."""
     if dimensions.shared_norm:
         return dict(stored)
     usual = {".attn_norm_2.": ".attn_norm.", ".attn_norm.": ".ffn_norm."}

@@ -84,18 +84,12 @@ _NO_WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Words:
-    """How text is split before byte-level BPE.
+    """How text is split before byte-level BPE."""
 
-    `patterns`: applied in order; each splits the pieces that the one before left.
-    `whole`: a word that is a token becomes that token, regardless of merges (`ignore_merges`).
-    `starts`: whether texts start with the beginning-of-text token, if the file does not say.
-    `composed`: whether text is normalised to NFC first.
-    """
-
-    patterns: tuple[str, ...]
-    whole: bool = False
-    starts: bool = False
-    composed: bool = False
+    patterns: tuple[str, ...]  # applied in order; each splits the pieces that the one before left
+    whole: bool = False  # a word that is a token is not merged (`ignore_merges`)
+    starts: bool = False  # whether texts start with a token, if the file does not say
+    composed: bool = False  # whether text is normalised to NFC first
 
 
 _LLAMA3_WORDS = _Words(patterns=(_LLAMA3,), whole=True, starts=True)
@@ -131,7 +125,6 @@ class _Vocabulary:
     types: Sequence[int]
 
     def token_id(self, role: str, default: int | None = None) -> int | None:
-        """Return the id of bos, eos, eot, eom or unknown; None if the file has none."""
         name = f"tokenizer.ggml.{role}_token_id"
         if self.fields.values.get(name) is None and default is None:
             return None
@@ -141,10 +134,7 @@ class _Vocabulary:
         return None if token is None else self.tokens[token]
 
     def end_tokens(self, eos: int | None) -> list[int]:
-        """Return the tokens that end a text: first those named in the file, then known texts.
-
-        Raises KvcastError if there is none.
-        """
+        """Tokens that end a text: named by the file, then of known texts; KvcastError if none."""
         named = [eos, *map(self.token_id, ("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))]
         texts = _TURN_ENDS.intersection(self.tokens)
         if any(ends <= texts for ends in _CHANNEL_ENDS):
@@ -162,8 +152,6 @@ class _Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenizerKind:
-    """One kind of tokenizer: how it is built, and its defaults."""
-
     build: Callable[[_Vocabulary], Tokenizer]
     starts: Callable[[Fields], bool]
     spell: Callable[[str], str] = str
@@ -172,9 +160,8 @@ class _TokenizerKind:
 
 
 def read_text(values: Mapping[str, Any], label: str) -> dict[str, bytes]:
-    """Return tokenizer.json, text.json and the chat templates, if there are any.
+    """tokenizer.json, text.json (`kvcast.tokenizers.settings`) and chat templates, if any.
 
-    text.json: see `kvcast.tokenizers.settings`.
     Raises KvcastError, naming `label`, for a tokenizer that is damaged or not supported.
     """
     fields = Fields(values=values, label=label)
@@ -279,7 +266,6 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _named_words(fields: Fields) -> str | None:
-    """Return the name of the pre-tokenizer, if the file has any."""
     name = fields.values.get(_PRE_TOKENIZER)
     return None if name is None else str(name) or None
 
@@ -297,7 +283,7 @@ def _words(fields: Fields) -> _Words:
 def _sentencepiece(
     vocabulary: _Vocabulary, merges: Callable[[_Vocabulary], list[tuple[str, str]]]
 ) -> Tokenizer:
-    """Build BPE over characters, with U+2581 for spaces and byte fallback."""
+    """BPE over characters, with U+2581 for spaces and byte fallback."""
     prefix = vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True)
     unknown = vocabulary.token_id("unknown", 0)
     tokenizer = Tokenizer(
@@ -319,7 +305,7 @@ def _sentencepiece(
 
 
 def _spell_spaces(token: str) -> str:
-    """Spell a token of spaces as SentencePiece does; Gemma's files have plain spaces."""
+    """Gemma's files have plain spaces."""
     return token if token.strip(" ") else "▁" * len(token)
 
 
@@ -339,10 +325,9 @@ def _stored_merges(fields: Fields) -> list[tuple[str, str]]:
 
 
 def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Return every pair of tokens that merge into a third, best token first.
+    """Every pair of tokens that merge into a third, best first; Gemma's in the order of ids.
 
-    As transformers' `generate_merges`, because SentencePiece joins the pair whose token has the
-    highest score. Gemma's merges follow the order of its ids, not of its scores.
+    As transformers' `generate_merges`: SentencePiece joins the pair of the highest score.
     """
     fields, tokens = vocabulary.fields, vocabulary.tokens
     if fields.values.get("general.architecture") == "gemma3":
@@ -369,7 +354,6 @@ def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _named(value: object) -> str:
-    """Quote the beginning of a value from the file, for a message."""
     return repr(str(value)[:40])
 
 

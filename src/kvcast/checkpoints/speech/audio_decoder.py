@@ -147,7 +147,7 @@ def _voxtral(outer: Fields) -> AudioEncoder:
 def _time_first(
     tensors: dict[str, StoredTensor], encoder: AudioEncoder, _: str
 ) -> dict[str, StoredTensor]:
-    """Return kernels over time and frequency, and what follows them in this order of bands."""
+    """Kernels over time and frequency, and the matrix after them in this order of bands."""
 
     def by_band(matrix: NDArray[Any]) -> NDArray[Any]:
         apart = matrix.reshape(len(matrix), encoder.channels, encoder.bands)
@@ -233,7 +233,6 @@ _TOKENIZER, _TEKKEN, _PARTS = "tokenizer.json", "tekken.json", ("vocab.json", "m
 def _read(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model of a type above; raises KvcastError with one line."""
     label = str(folder / "config.json")
     kind = TYPES_OF_AUDIO[config["model_type"]]
     dimensions = _dimensions(config, label)
@@ -272,7 +271,6 @@ def _read(
 
 
 def _about_adapter(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return a notice for a folder that lacks the adapter named in its configuration."""
     if not config.get("has_lora_adapter") or is_peft(folder):
         return []
     return [
@@ -282,7 +280,6 @@ def _about_adapter(folder: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def _text(folder: Path, config: Mapping[str, Any], notices: list[str]) -> Mapping[str, bytes]:
-    """Return the tokenizer's files: tokenizer.json, or those that some folders have instead."""
     if (folder / _TOKENIZER).is_file():
         return text_files(folder, config, notices)
     if (folder / _TEKKEN).is_file():
@@ -295,7 +292,6 @@ def _text(folder: Path, config: Mapping[str, Any], notices: list[str]) -> Mappin
 def _apart(
     stored: Mapping[str, StoredTensor], kind: AudioType
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Return the tensors of the encoder, and all others, without names of the whole."""
     sound, text = {}, {}
     for full_name, tensor in stored.items():
         name = _OUTER.sub("", full_name)
@@ -309,7 +305,6 @@ def _apart(
 
 
 def _outer(config: Mapping[str, Any], label: str) -> Fields:
-    """Return the fields that contain the encoder's and the decoder's."""
     fields = Fields(values=config, label=label)
     return fields.group("thinker_config") or fields
 

@@ -30,36 +30,21 @@ from kvcast.spec.sizes import MOST_LAYERS
 
 @dataclass(frozen=True, kw_only=True)
 class AudioType:
-    """Properties of a model type.
-
-    Attributes:
-        decoder: the usual model type of its `text_config`.
-        text: defaults of fields that its `text_config` may omit, over the decoder's.
-        check: raises KvcastError for a folder that declares other features.
-        prefixes: prefixes of the encoder's tensor names, without the model's.
-        names: names of the encoder's tensors in files, by canonical name.
-        renamed: names in other files of the type, as regular expressions with replacements.
-        prepare: changes the encoder's tensors as they are read; takes a name for messages.
-        fixed: values that override fields of its `text_config`.
-        adapted: whether a folder may have an adapter that belongs to the model.
-        lenient: whether files have unused tensors of the encoder.
-
-    """
-
-    decoder: str
-    text: Mapping[str, Any]
+    decoder: str  # the usual model type of its `text_config`
+    text: Mapping[str, Any]  # defaults of its `text_config`, over the decoder's
     encoder: Callable[[Fields], SoundEncoder]
-    check: Callable[[Path, Any], None]
-    prefixes: tuple[str, ...]
-    names: Mapping[str, Sequence[str]]
+    check: Callable[[Path, Any], None]  # KvcastError if a folder declares other features
+    prefixes: tuple[str, ...]  # prefixes of the encoder's tensor names, without the model's
+    names: Mapping[str, Sequence[str]]  # names of the encoder's tensors in files, by canonical name
+    # changes the encoder's tensors as they are read; takes a name for messages
     prepare: Callable[[dict[str, StoredTensor], Any, str], dict[str, StoredTensor]]
     prepare_text: Callable[[dict[str, StoredTensor], Any, str], dict[str, StoredTensor]] = (
         lambda tensors, _, __: tensors
     )
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    adapted: bool = False
-    lenient: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)  # regular expressions
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # overrides of its `text_config`
+    adapted: bool = False  # whether a folder may have an adapter that belongs to the model
+    lenient: bool = False  # whether files have unused tensors of the encoder
 
 
 _ENCODER: Mapping[str, Any] = {
@@ -184,7 +169,6 @@ def _projector_of(outer: Fields, source: int) -> QueryFormer:
 def _prepared(
     stored: dict[str, StoredTensor], encoder: BlockConformer, label: str
 ) -> dict[str, StoredTensor]:
-    """Return the encoder's tensors as `_NAMES` has them."""
     tensors = Tensors(stored, label)
     for i in range(encoder.layers):
         _of_layer(tensors, encoder, _LAYER.format(i=i))
@@ -232,7 +216,6 @@ def _distances(tensors: Tensors, encoder: BlockConformer, name: str) -> None:
 
 
 def _check(folder: Path, encoder: BlockConformer) -> None:
-    """Raise KvcastError if the files beside a model declare other features than kvcast computes."""
     path = folder / "preprocessor_config.json"
     fields = read_json_object(path) if path.is_file() else {}
     own = fields.get("melspec_kwargs")
@@ -327,7 +310,7 @@ def _realtime_encoder_of(outer: Fields) -> CausalEncoder:
 def _conditioned(
     stored: dict[str, StoredTensor], encoder: CausalEncoder, label: str
 ) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors, with the delay's factors folded into norms."""
+    """Fold the delay's factors into norms."""
     own = dict(stored)
     for name in stored:
         if not name.endswith(_NORM):
@@ -358,7 +341,6 @@ def _factors_of(first: StoredTensor, second: StoredTensor, delay: int) -> Any:
 
 
 def _check_realtime(folder: Path, encoder: CausalEncoder) -> None:
-    """Raise KvcastError if the files beside a model declare other features or another delay."""
     check_preprocessor(folder, encoder.n_mels, windows=False)
     path = folder / "preprocessor_config.json"
     fields = read_json_object(path) if path.is_file() else {}

@@ -42,17 +42,11 @@ _DECODER: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """A model_type.
-
-    Attributes:
-        nested: whether the decoder's fields are nested, and its positions sinusoidal.
-        start: the token that starts texts, where no configuration names one; None: `bos_token_id`.
-
-    """
+    """A model_type."""
 
     encoder: Mapping[str, Any]
-    nested: bool
-    start: int | None
+    nested: bool  # whether the decoder's fields are nested, and its positions sinusoidal
+    start: int | None  # the token that starts texts, by default; None: `bos_token_id`
     before: tuple[str, ...] = ()
 
 
@@ -142,11 +136,6 @@ def _renamed(name: str) -> str:
 def read_canary(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     label = str(folder / "config.json")
     dimensions = canary_dimensions(config, label)
     conformer.check_features(folder, dimensions.encoder)
@@ -179,7 +168,6 @@ def read_canary(
 
 
 def canary_dimensions(config: Mapping[str, Any], label: str) -> CanaryDimensions:
-    """Read a configuration; raises KvcastError, naming `label`, for what is not supported."""
     decoder, encoder = _decoder(config, label), conformer.conformer_of(_encoder(config, label))
     width, heads = decoder.whole("hidden_size"), decoder.whole("num_attention_heads")
     decoder.require({"head_dim": width // heads, "num_key_value_heads": heads})
@@ -209,10 +197,7 @@ def canary_dimensions(config: Mapping[str, Any], label: str) -> CanaryDimensions
 
 
 def _before(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the first tokens of prompts; the one that starts texts precedes them if it is none.
-
-    So transformers does.
-    """
+    """As in transformers, the token that starts texts comes first, once."""
     kind = _KINDS[config["model_type"]]
     told: dict[str, Any] = {START: kind.start, "bos_token_id": 4}
     for fields in (config, generation_fields(folder)):
@@ -246,7 +231,7 @@ def _no_biases(dimensions: CanaryDimensions) -> dict[str, StoredTensor]:
 
 
 def _waves(positions: int, width: int) -> NDArray[np.float32]:
-    """Return sines and then cosines [positions, width], over the square root of the width."""
+    """Sines and then cosines [positions, width], over the square root of the width."""
     frequencies = 10000.0 ** (-2 * np.arange(width // 2) / width)
     angles = np.arange(positions)[:, None] * frequencies
     waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) / width**0.5

@@ -87,10 +87,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 
 
 def conformer_of(fields: Fields) -> Conformer:
-    """Read the configuration of an encoder, which has all of `DEFAULTS`.
-
-    Raises KvcastError, naming the fields, for what kvcast does not support.
-    """
+    """KvcastError, naming the fields, for unsupported values; `fields` has all of `DEFAULTS`."""
     fields.require(_FIXED)
     width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     if fields.values.get("head_dim") not in (None, width // heads):
@@ -119,10 +116,7 @@ def conformer_of(fields: Fields) -> Conformer:
 def conformer_tensors(
     stored: Mapping[str, StoredTensor], encoder: Conformer, fields: Fields, label: str
 ) -> dict[str, StoredTensor]:
-    """Return all tensors, the encoder's by the names of `NAMES`.
-
-    Raises KvcastError, naming `label`, for one that is missing or has another shape.
-    """
+    """By the names of `NAMES`; KvcastError, naming `label`, for missing or misshapen tensors."""
     tensors = Tensors(stored, label)
     width, channels = encoder.width, encoder.channels
     for i in range(encoder.halvings):
@@ -144,7 +138,6 @@ def conformer_tensors(
 
 
 def check_features(folder: Path, encoder: Conformer) -> None:
-    """Raise KvcastError if the files beside a model declare other features than kvcast computes."""
     path, inside = folder / "processor_config.json", "feature_extractor"
     fields = read_json_object(path).get(inside, {}) if path.is_file() else {}
     if not fields:
@@ -194,10 +187,9 @@ def _of_layer(tensors: "Tensors", encoder: Conformer, fields: Fields, layer: str
 def fold_norm(
     tensors: "Tensors", convolution: str, norm: str, given: tuple[int, ...], length: int
 ) -> None:
-    """Multiply the norm of batches, which follows a kernel, into it.
+    """Fold BatchNorm into the kernel before it, which becomes [length, 1, channels].
 
-    The kernel is `given` [channels, 1, k] in files, with a bias, and becomes [length, 1, channels];
-    zeros follow where it is shorter.
+    Files have it as `given` [channels, 1, k], with a bias; zeros follow where it is shorter.
     """
     channels = given[0]
     leaves = ("weight", "bias", "running_mean", "running_var")
@@ -221,7 +213,6 @@ def fold_norm(
 
 
 def _kernel(kernel: NDArray[Any]) -> NDArray[Any]:
-    """[channels, 1, positions, bands] to [positions, bands, channels]."""
     return kernel[:, 0].transpose(1, 2, 0)
 
 
@@ -254,7 +245,6 @@ class Tensors:
         shape: tuple[int, ...],
         change: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> None:
-        """Put a changed tensor in the place of the file's, in another shape."""
         tensor = self.of(name, given)
 
         def read() -> NDArray[Any]:
@@ -266,16 +256,13 @@ class Tensors:
         )
 
     def part(self, name: str, shape: tuple[int, ...], to: str, rows: slice) -> None:
-        """Add some rows of a tensor of that shape under another name."""
         tensor = self.of(name, shape)
         self.changed[to] = picked(tensor, np.arange(shape[0])[rows])
 
     def rename(self, name: str, to: str) -> None:
-        """Give a tensor another name, if there is one."""
         if name in self.changed:
             self.changed[to] = self.changed.pop(name)
 
     def bias(self, name: str, size: int, *, there: bool) -> None:
-        """Put zeros in the place of a bias that the model does not have."""
         if not there:
             self.changed[name] = zeros((size,))

@@ -110,8 +110,6 @@ class ModelFile:
 
 
 class _ModelBinCursor:
-    """A position in a file, with reads that stay inside it."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._data = map_file(path)
@@ -152,10 +150,7 @@ class _ModelBinCursor:
 
 
 def parse_model_file(path: Path) -> ModelFile:
-    """Parse model.bin without reading its tensors.
-
-    Raises InputOutputError if it is damaged, KvcastError if its version is unknown.
-    """
+    """InputOutputError for damage, KvcastError for an unknown version."""
     cursor = _ModelBinCursor(path)
     (version,) = cursor.numbers("I", "the version")
     if version != _VERSION:
@@ -201,7 +196,7 @@ def _parse_variable(cursor: _ModelBinCursor) -> tuple[str, Variable]:
 
 
 def _tensors(variables: Mapping[str, Variable], label: str) -> dict[str, StoredTensor]:
-    """Return all variables but settings (scalars) and scales, as floating-point tensors."""
+    """All variables but settings (scalars) and scales, as floating-point tensors."""
     scales = {f"{name}_scale" for name in variables}
     return {
         name: _dequantised(variable, variables.get(f"{name}_scale"), f"{label}: tensor {name}")
@@ -211,7 +206,7 @@ def _tensors(variables: Mapping[str, Variable], label: str) -> dict[str, StoredT
 
 
 def _dequantised(variable: Variable, scale: Variable | None, label: str) -> StoredTensor:
-    """Return `variable` as floating point, divided by a scale per row (int8) or by one (int16)."""
+    """Floating-point values, divided by a scale per row (int8) or by one (int16)."""
     stored = tensor_from_bytes(variable.raw, variable.kind, variable.shape, label)
     if variable.kind in _FLOATS:
         return stored
@@ -235,10 +230,7 @@ def _dequantised(variable: Variable, scale: Variable | None, label: str) -> Stor
 
 
 def _dimensions(variables: Mapping[str, Variable], named: object, label: str) -> WhisperDimensions:
-    """Derive sizes from the shapes; the number of heads is a separate variable.
-
-    `named`: the configuration's alignment heads.
-    """
+    """Derive sizes from shapes and the number of heads; `named`: config.json's alignment heads."""
 
     def size(name: str, axis: int, rank: int) -> int:
         if name not in variables or len(variables[name].shape) != rank:

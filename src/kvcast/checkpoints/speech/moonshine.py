@@ -138,11 +138,6 @@ NAMES_OVER_FRAMES: Mapping[str, Sequence[str]] = {
 def read_moonshine(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     config = with_start_token(folder, config)
     dimensions = moonshine_dimensions(config, str(folder / "config.json"))
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
@@ -165,7 +160,6 @@ def read_moonshine(
 
 
 def moonshine_dimensions(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
-    """Read a configuration; KvcastError, naming `label`, for what kvcast does not support."""
     return _DIMENSIONS[config["model_type"]](config, label)
 
 
@@ -198,7 +192,7 @@ def _over_samples(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
 
 
 def _alike(**sizes: int) -> dict[str, int]:
-    """Return sizes of the decoder and, the same, of the encoder."""
+    """Sizes of the decoder and, the same, of the encoder."""
     return sizes | {f"encoder_{name}": size for name, size in sizes.items()}
 
 
@@ -248,7 +242,7 @@ _DIMENSIONS: Mapping[str, Callable[[Mapping[str, Any], str], MoonshineDimensions
 
 
 def _require_heads(fields: Fields, name: str, heads: int) -> None:
-    """Raise KvcastError for another number of heads: transformers computes none, either."""
+    """Raise KvcastError for another number of heads, which transformers does not support either."""
     if (given := fields.whole(name, heads)) != heads:
         raise fields.error(f"{name} must be {heads}, as the number of heads, not {given}")
 
@@ -261,10 +255,7 @@ def _rotary(fields: Fields) -> Rotary:
 
 
 def _windows(fields: Fields) -> tuple[tuple[int, int], ...]:
-    """Return each layer's window: positions before and after a position.
-
-    Configurations include its own in the first count, and one too many in the second.
-    """
+    """Files count a position itself before it, and one too many after it."""
     listed, windows = fields.values["sliding_windows"], []
     for window in listed if isinstance(listed, list) else [listed]:
         if not isinstance(window, list) or [type(size) for size in window] != [int, int]:
@@ -279,7 +270,6 @@ def _windows(fields: Fields) -> tuple[tuple[int, int], ...]:
 def _canonical(
     stored: Mapping[str, StoredTensor], dimensions: MoonshineDimensions
 ) -> dict[str, StoredTensor]:
-    """Return tensors as programs read them, by the names in the table."""
     size = dimensions.head_dim
     order = head_order(size, dimensions.rotary.channels(size), neighbours=True)
 

@@ -21,14 +21,7 @@ _MOST_SYMBOLS = 1 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """A model_type.
-
-    Attributes:
-        blank: the field with the token that means "nothing here".
-
-    """
-
-    blank: str
+    blank: str  # the field with the token that means "nothing here"
     defaults: Mapping[str, Any]
     predicts: bool = True
     durations: bool = False
@@ -72,11 +65,6 @@ NAMES: Mapping[str, Sequence[str]] = {
 def read_parakeet(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     label = str(folder / "config.json")
     dimensions = parakeet_dimensions(config, label)
     conformer.check_features(folder, dimensions.encoder)
@@ -109,7 +97,6 @@ def read_parakeet(
 
 
 def parakeet_dimensions(config: Mapping[str, Any], label: str) -> ParakeetDimensions:
-    """Read a configuration; raises KvcastError, naming `label`, for what is not supported."""
     kind = _KINDS[config["model_type"]]
     fields = Fields(values=config, label=label).over(kind.defaults)
     encoder, tokens = conformer.conformer_of(_encoder(config, label)), fields.whole("vocab_size")
@@ -142,7 +129,6 @@ def _encoder(config: Mapping[str, Any], label: str) -> Fields:
 
 
 def _join(tensors: conformer.Tensors, layer: int, width: int) -> None:
-    """Put an LSTM's two matrices side by side, and add its biases."""
     parts = {
         leaf: [tensors.of(f"decoder.lstm.{leaf}_{side}_l{layer}", shape) for side in ("ih", "hh")]
         for leaf, shape in (("weight", (4 * width, width)), ("bias", (4 * width,)))

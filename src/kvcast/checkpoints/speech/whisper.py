@@ -105,12 +105,6 @@ def _dimensions(config: Mapping[str, Any], label: str) -> WhisperDimensions:
 def read_whisper(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model whose model_type is "whisper".
-
-    Raises KvcastError, naming the file, for a configuration or a preprocessor that kvcast's Whisper
-    does not support and for tensors that do not belong to the configuration; InputMissingError
-    without a tokenizer.
-    """
     generation = _generation(folder, config)
     named = {"alignment_heads": generation.get("alignment_heads")}
     dimensions = _dimensions({**config, **named}, str(folder / "config.json"))
@@ -157,10 +151,7 @@ SOURCE_POSITIONS = 1500
 def whisper_dimensions(
     label: str, named: object, model: str = "", **sizes: Any
 ) -> WhisperDimensions:
-    """Return the dimensions; raises KvcastError, naming `label`, for impossible ones.
-
-    `named` and `model` are the files' facts about alignment heads; see `alignment_heads`.
-    """
+    """KvcastError, naming `label`, for impossible sizes; see `alignment_heads` for the others."""
     try:
         dimensions = WhisperDimensions(**sizes)
         return replace(dimensions, alignment_heads=alignment_heads(dimensions, named, model))
@@ -174,19 +165,17 @@ def assemble(
     stored: Mapping[str, StoredTensor],
     label: str,
 ) -> LazyTensors:
-    """Fill the canonical names from `stored` by `table`, in parts of equal size; see `fill`."""
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
     return fill_evenly(dimensions, table, stored, label, f"a Whisper model of {layers}")
 
 
 def check_tied(head: StoredTensor, embedding: StoredTensor, label: str) -> None:
-    """Raise KvcastError unless the output head is the embedding, which kvcast relies on."""
     if not same(head, embedding):
         raise KvcastError(f"{label}: the output head differs from the embedding: not a Whisper")
 
 
 def with_key_biases(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors with zero key biases, which Whisper-like layers lack."""
+    """Whisper-like layers lack key biases."""
     own = dict(stored)
     for name, weight in stored.items():
         if name.endswith(".k_proj.weight"):
@@ -195,10 +184,10 @@ def with_key_biases(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTenso
 
 
 def sinusoids(width: int) -> StoredTensor:
-    """Return the encoder's position embeddings [1500, width], for files that leave them out.
+    """Position embeddings [1500, width] of the encoder, for files that leave them out.
 
-    As `sinusoids` in openai/whisper's model.py: sines and cosines over log-spaced timescales from
-    1 to 10,000, side by side. Raises KvcastError for a width that is odd or below 4.
+    As in openai/whisper's model.py: sines and cosines over log-spaced timescales from 1 to 10,000.
+    Raises KvcastError for a width that is odd or below 4.
     """
     if width < 4 or width % 2:
         raise KvcastError(f"no sinusoidal positions exist for a width of {width}")
@@ -259,14 +248,8 @@ _NAMED_LARGE: Mapping[str, Heads] = {
 def alignment_heads(dimensions: WhisperDimensions, named: object, model: str = "") -> Heads:
     """Return the alignment heads of a model of these dimensions; none if unknown.
 
-    Args:
-        dimensions: the model's.
-        named: the list in its files, [[layer, head], ...]; None without a list.
-        model: its name in its files, such as "openai/whisper-large-v2".
-
-    Raises:
-        KvcastError: `named` is not a list of pairs of integers.
-
+    `named`: [[layer, head], ...] in its files, KvcastError for anything else; `model`: its name
+    there, such as "openai/whisper-large-v2".
     """
     listed = () if named is None else head_pairs(named)
     if listed and all(_has(dimensions, layer, head) for layer, head in listed):

@@ -33,22 +33,17 @@ _WINDOW = {"chunk_length": 30}
 
 
 def optional_files(folder: Path) -> list[Path]:
-    """List the files that this module reads in a folder, for its fingerprint."""
     layout = _layout(folder)
     names = (*layout.required, *layout.optional, _PREPROCESSOR)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def tokenizer_json(folder: Path) -> bytes:
-    """Return a folder's tokenizer in the layout of a tokenizer.json.
-
-    Raises InputMissingError if there is none, InputOutputError if it is damaged.
-    """
+    """Return a tokenizer.json; InputMissingError if there is none, InputOutputError for damage."""
     return _layout(folder).read(folder)
 
 
 def check_preprocessor(folder: Path, n_mels: int, *, windows: bool = True) -> None:
-    """Raise KvcastError if preprocessor_config.json declares other features, or other windows."""
     path = folder / _PREPROCESSOR
     if not path.is_file():
         return
@@ -141,10 +136,7 @@ _LAYOUTS = (
 
 
 def _from_list(tokens: Any, path: Path) -> bytes:
-    """Read a list of all tokens: text up to the end of text, then control tokens and added ones.
-
-    The list has no merges, but token ids are in the order of training.
-    """
+    """Read texts in the order of training, without merges, then control and added tokens."""
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise InputOutputError(f"{path} is not a list of tokens: fetch it again")
     if _END not in tokens:
@@ -202,7 +194,7 @@ def _joined(
 
 
 def _is_special(text: str) -> bool:
-    """Return whether a token is a control token, by the form of its name; timestamps included."""
+    """Control tokens by the form of their names, timestamps included."""
     return len(text) > 4 and text.startswith("<|") and text.endswith("|>")
 
 
@@ -213,7 +205,7 @@ def _ids(fields: Mapping[str, Any], path: Path) -> dict[str, int]:
 
 
 def _decoded_tokens(path: Path) -> Iterable[tuple[int, str, bool]]:
-    """Yield id, text and whether it is special, of each token in the settings."""
+    """Id, text and whether it is special, of each added token."""
     described = read_json_object(path).get("added_tokens_decoder") or {}
     for number, token in described.items() if isinstance(described, dict) else ():
         match token:

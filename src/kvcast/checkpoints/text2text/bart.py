@@ -45,14 +45,14 @@ def _marian_waves(
     width: int,
     padding: int,  # noqa: ARG001
 ) -> NDArray[np.float32]:
-    """Return sines and then cosines [positions, width], as in the Transformer's paper."""
+    """Sines and then cosines [positions, width], as in the Transformer's paper."""
     frequencies = 10000.0 ** (-2 * np.arange((width + 1) // 2) / width)
     angles = np.arange(positions)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], 1)[:, :width].astype(np.float32)
 
 
 def _fairseq_waves(positions: int, width: int, padding: int) -> NDArray[np.float32]:
-    """Return sines and then cosines [positions, width], as in tensor2tensor, in fp32.
+    """Sines and then cosines [positions, width], as in tensor2tensor, in fp32.
 
     Positions begin after the padding token's id.
     """
@@ -67,21 +67,12 @@ def _fairseq_waves(positions: int, width: int, padding: int) -> NDArray[np.float
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """A model_type.
-
-    Attributes:
-        waves: computes a table [positions, width], given the token that pads; None where it is
-            learned.
-        skipped: rows at the beginning of a learned table that no position has.
-        tokenizer: its kind in text.json, where there is no tokenizer.json.
-
-    """
-
     defaults: Mapping[str, Any]
-    tokenizer: str
+    tokenizer: str  # its kind in text.json, where there is no tokenizer.json
     norms: Sequence[str] = ()
+    # computes a table [positions, width], given the token that pads; None where it is learned
     waves: Callable[[int, int, int], NDArray[np.float32]] | None = None
-    skipped: int = 0
+    skipped: int = 0  # rows at the beginning of a learned table that no position has
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -185,7 +176,6 @@ _BIAS = "final_logits_bias"
 
 
 def _layer_names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return names of a stack's modules; `attentions`: ours by theirs."""
     layer = f"{stack}.layers.{{i}}"
     modules: dict[str, Sequence[str]] = {
         f"{layer}.feed_forward_norm": [f"{layer}.final_layer_norm"],
@@ -223,11 +213,6 @@ NAMES: Mapping[str, Sequence[str]] = {
 def read_bart(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     kind = _KINDS[config["model_type"]]
     config = with_start_token(folder, config)
     dimensions = bart_dimensions(config, str(folder / "config.json"))
@@ -252,10 +237,7 @@ def read_bart(
 
 
 def bart_dimensions(config: Mapping[str, Any], label: str) -> BartDimensions:
-    """Read a configuration; it does not describe the head's bias.
-
-    Raises KvcastError, naming `label`, for what kvcast does not support.
-    """
+    """Read a configuration, which does not describe the head's bias."""
     model_type = config["model_type"]
     kind = _KINDS[model_type]
     fields = Fields(values=config, label=label).over({**_COMMON, **kind.defaults})
@@ -294,7 +276,7 @@ def _padding(folder: Path, config: Mapping[str, Any]) -> int:
 def _own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: BartDimensions, label: str
 ) -> dict[str, StoredTensor]:
-    """Return tensors by the names in `NAMES`, without copies of the embedding."""
+    """By the names in `NAMES`, without copies of the embedding."""
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     copied = [_OWN["decoder"]]
     if dimensions.source_vocab_size is None:
@@ -321,7 +303,7 @@ def _own_tensors(
 def _tables(
     stored: Mapping[str, StoredTensor], dimensions: BartDimensions, kind: _Kind, padding: int
 ) -> dict[str, StoredTensor]:
-    """Return position tables: learned without unused rows, or sinusoidal, stored or computed."""
+    """Position tables: learned without unused rows, or sinusoidal, stored or computed."""
     shape = (dimensions.source_positions, dimensions.width)
     tables = {}
     for name in _POSITIONS.values():
@@ -338,7 +320,6 @@ def _tables(
 def _reshaped(
     tensor: StoredTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> StoredTensor:
-    """Return a part of a tensor, which is taken when it is read."""
     return replace(tensor, shape=shape, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
 

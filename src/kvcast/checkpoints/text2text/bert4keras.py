@@ -87,7 +87,6 @@ _ROTATED = re.compile(r"/attention/self/(query|key)/(kernel|bias)$")
 
 
 def _t5_layer(stack: str, feed_forward: int) -> dict[str, Sequence[str]]:
-    """Return names of a layer's tensors in either stack; `feed_forward` is its sublayer number."""
     ours, theirs = f"{stack}.layers.{{i}}", f"{stack}/block_{{i:03}}"
     dense = f"{theirs}/layer_{feed_forward:03}/DenseReluDense"
     return {
@@ -190,7 +189,6 @@ def _activation(config: Fields, value: object) -> str:
 def _stored(
     tensors: Mapping[str, TensorflowTensor], prefixes: tuple[str, ...]
 ) -> dict[str, StoredTensor]:
-    """Pick the weights, as [out, in]."""
     return {
         name: _transposed(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
         for name, tensor in tensors.items()
@@ -250,7 +248,6 @@ def _vocabulary(folder: Path) -> Path:
 
 
 def _token_ids(vocabulary: Path, vocab_size: int) -> Mapping[str, int]:
-    """Return the ids of a vocabulary's tokens; raises KvcastError if the model has fewer."""
     ids = token_ids(vocabulary)
     if len(ids) > vocab_size:
         raise KvcastError(
@@ -295,7 +292,6 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _detect(folder: Path) -> bool:
-    """Return whether there is a TensorFlow checkpoint without a Hugging Face configuration."""
     if not any(folder.glob(_INDEX)):
         return False
     path = folder / _CONFIGS[-1]

@@ -74,7 +74,6 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 
 def _stack_names(stack: str, cross: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Return names of the encoder's or decoder's tensors; `cross`: names of cross-attention's."""
     block = f"{stack}.block.{{i}}.layer"
     own, dense = f"{block}.0.SelfAttention", f"{block}.{2 if cross else 1}.DenseReluDense"
     layer: dict[str, Sequence[str]] = {
@@ -115,11 +114,6 @@ NAMES: Mapping[str, Sequence[str]] = {
 def read_t5(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast's T5 does not support and for tensors that
-    do not belong to the configuration; InputMissingError without a tokenizer.
-    """
     dimensions = t5_dimensions({**config, **_start(folder, config)}, str(folder / "config.json"))
     stored = _own_tensors(stored, str(folder))
     # Configurations are often wrong about the head, so the weights decide.
@@ -141,10 +135,7 @@ def read_t5(
 
 
 def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
-    """Read a configuration, trusting it about the head.
-
-    Raises KvcastError, naming `label`, for what kvcast's T5 does not support.
-    """
+    """Read a configuration, trusting it about the head."""
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)
@@ -173,15 +164,12 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
 
 
 def _scaled(fields: Fields) -> bool:
-    """Return whether logits are scaled, as with a tied head.
-
-    transformers 5 saves every head as tied, and has a separate field for the scaling.
-    """
+    """As with a tied head; transformers 5, which saves every head as tied, has a field for it."""
     return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
 
 
 def _feed_forward(fields: Fields) -> tuple[str, bool]:
-    """Return the activation and whether it is gated, from "relu", "gated-gelu" and so on."""
+    """Activation, and whether it is gated, from "relu", "gated-gelu" and so on."""
     kind = str(fields.values["feed_forward_proj"])
     gate, _, name = kind.rpartition("-")
     # T5 1.1's GELU is the tanh approximation.
@@ -197,7 +185,7 @@ def _feed_forward(fields: Fields) -> tuple[str, bool]:
 
 
 def _own_tensors(stored: Mapping[str, StoredTensor], label: str) -> dict[str, StoredTensor]:
-    """Return tensors without copies of the embedding, which may have any of four names."""
+    """Without copies of the embedding, which may have any of four names."""
     own = {name: tensor for name, tensor in stored.items() if name != _UNUSED}
     for name in _COPIES:
         copy = own.pop(name, None)
@@ -227,7 +215,7 @@ def _start(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _text(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files that `tokenizers.opening.open_text` reads; ByT5 needs no vocabulary."""
+    """ByT5 needs no vocabulary."""
     if has_word_pieces(folder):
         # T5-PEGASUS's tokenizer is a BertTokenizer, to which its users' programs add words.
         return read_wordpiece(folder, (*PLAIN, *SEGMENTING, None))

@@ -34,7 +34,6 @@ _LAYER = re.compile(r"(?<=\blayers\.)\d+")
 
 
 def stack_names(stack: str, attentions: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return names of a stack's modules; `attentions`: ours by theirs."""
     layer = f"{stack}.layers.{{i}}"
     modules: dict[str, Sequence[str]] = {
         stack: [f"{stack}.embed_tokens"],
@@ -70,11 +69,6 @@ _NAMES: Mapping[str, Sequence[str]] = {
 def read_t5gemma(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     dimensions = t5gemma_dimensions(with_start_token(folder, config), str(folder / "config.json"))
     tensors = own_tensors(stored)
     dimensions = replace(dimensions, tied=HEAD not in tensors)
@@ -88,7 +82,6 @@ def checkpoint_of(
     tensors: Mapping[str, StoredTensor],
     names: Mapping[str, Sequence[str]],
 ) -> Checkpoint:
-    """Return the checkpoint of a folder; `names` are its modules' by ours."""
     decoder = config.get("decoder")
     ends = decoder.get("eos_token_id") if isinstance(decoder, dict) else None
     ends = config.get("eos_token_id") or ends or _DEFAULTS["eos_token_id"]
@@ -102,10 +95,7 @@ def checkpoint_of(
 
 
 def t5gemma_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensions:
-    """Read a configuration, trusting it about the head.
-
-    Raises KvcastError, naming `label`, for what kvcast does not support.
-    """
+    """Read a configuration, trusting it about the head."""
     outer = Fields(values=config, label=label)
     none = Fields(values={}, label=label)
     stacks = [outer.group(name) or none for name in ("encoder", "decoder")]
@@ -119,7 +109,7 @@ def t5gemma_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensio
 
 
 def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) -> T5GemmaDimensions:
-    """Return dimensions from both stacks' fields, and the `parts` that a model type reads."""
+    """`parts`: read by the model type."""
     encoder, decoder = stacks
     usual = outer.whole("bos_token_id", decoder.whole("bos_token_id", least=0), least=0)
     return outer.make(
@@ -135,7 +125,6 @@ def dimensions_of(outer: Fields, stacks: tuple[Fields, Fields], **parts: Any) ->
 
 
 def _stack(fields: Fields, seen: Callable[[int], int]) -> GemmaStack:
-    """Read a stack; `seen` converts a window."""
     longest = fields.whole("max_position_embeddings")
     kinds = layer_kinds(fields, lambda i: FULL if i % 2 else SLIDING)
     window = fields.whole("sliding_window") if SLIDING in kinds else longest
@@ -150,7 +139,7 @@ def _stack(fields: Fields, seen: Callable[[int], int]) -> GemmaStack:
 
 
 def stack_of(fields: Fields, **parts: Any) -> GemmaStack:
-    """Return a stack from its fields, and the `parts` that a model type reads."""
+    """`parts`: read by the model type."""
     return fields.make(
         GemmaStack,
         width=fields.whole("hidden_size"),
@@ -173,7 +162,7 @@ def _softcap(fields: Fields, name: str) -> float:
 
 
 def layer_kinds(fields: Fields, usual: Callable[[int], str]) -> list[str]:
-    """Return each layer's kind, FULL or SLIDING; `usual`: the default without a field."""
+    """FULL or SLIDING of each layer; `usual`: the default without a field."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:
@@ -186,11 +175,7 @@ def layer_kinds(fields: Fields, usual: Callable[[int], str]) -> list[str]:
 
 
 def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors without name prefixes, with 1 added to norm weights.
-
-    A head equal to the decoder's embedding is dropped; a different one is kept, whatever the
-    configuration says.
-    """
+    """Without name prefixes, with 1 added to norm weights; a tied head is dropped."""
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     own = {
         name: changed(tensor, one_more) if name.endswith("norm.weight") else tensor
@@ -203,7 +188,6 @@ def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 def _entries(
     dimensions: T5GemmaDimensions, modules: Mapping[str, Sequence[str]]
 ) -> Iterator[Entry]:
-    """Yield canonical tensors with the parts of files that fill them."""
     for canonical, shape in family_with(dimensions).tensor_shapes(dimensions).items():
         module, _, leaf = canonical.rpartition(".")
         layer = _LAYER.search(module)
@@ -244,11 +228,6 @@ _NAMES_2: Mapping[str, Sequence[str]] = {
 def read_t5gemma2(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this reader.
-
-    Raises KvcastError, naming the file, for what kvcast does not support and for tensors that do
-    not belong to the configuration; InputMissingError without a tokenizer.
-    """
     dimensions = t5gemma2_dimensions(with_start_token(folder, config), str(folder / "config.json"))
     tensors = _text_tensors(stored)
     dimensions = replace(
@@ -260,10 +239,7 @@ def read_t5gemma2(
 
 
 def t5gemma2_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensions:
-    """Read a configuration, trusting it about embeddings and the head.
-
-    Raises KvcastError, naming `label`, for what kvcast does not support.
-    """
+    """Read a configuration, trusting it about embeddings and the head."""
     outer = Fields(values=config, label=label)
     none = Fields(values={}, label=label)
     around = outer.group("encoder") or none
@@ -295,7 +271,7 @@ def _stack_2(fields: Fields, widest: int) -> GemmaStack:
 
 
 def _text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors for text; tensors shared by the stacks have the decoder's name."""
+    """Tensors shared by the stacks have the decoder's name."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     text = {
         name.replace(_TEXT, _ENCODER, 1): tensor

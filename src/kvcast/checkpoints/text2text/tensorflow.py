@@ -53,7 +53,7 @@ class TensorflowTensor:
     raw: NDArray[np.uint8]
 
     def stored(self) -> StoredTensor:
-        """Read as float16 or float32 (bfloat16 is widened); raises KvcastError for other types."""
+        """As float16 or float32 (bfloat16 is widened); KvcastError for other types."""
         if self.type not in _KINDS:
             raise KvcastError(
                 f"{self.label} is of TensorFlow's type {self.type}, not "
@@ -69,10 +69,10 @@ def shard_files(index: Path) -> list[Path]:
 
 
 def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
-    """Parse an index and find each tensor's bytes in its shard, without reading them.
+    """Find each tensor's bytes in its shard, without reading them.
 
-    Raises InputOutputError if a file is damaged, InputMissingError if a shard is missing,
-    KvcastError for a compressed or big-endian checkpoint and for variables in several slices.
+    InputOutputError for damage, InputMissingError for a missing shard, KvcastError for a compressed
+    or big-endian checkpoint and for variables in several slices.
     """
     entries = _table(index)
     count = _number_of_shards(index, *next(entries, (b"", b"")))
@@ -174,7 +174,6 @@ def _tensor(place: _Place, shard: Path, data: NDArray[np.uint8]) -> TensorflowTe
 
 
 def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Read the keys and values of a sorted string table, in their order."""
     if path.stat().st_size > _MOST_BYTES:
         raise _damaged(path, "it is larger than any checkpoint's index")
     contents = path.read_bytes()
@@ -223,8 +222,6 @@ def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[b
 
 
 class _IndexCursor:
-    """A position in some bytes of a file, with reads that stay inside them."""
-
     def __init__(self, data: bytes, path: Path) -> None:
         self.path = path
         self._data = data
@@ -255,7 +252,7 @@ class _IndexCursor:
         return self.varint(), self.varint()
 
     def message(self) -> Iterator[tuple[int, int | bytes]]:
-        """Read a protocol buffer's fields, as field numbers and contents, in order."""
+        """Read a protocol buffer's field numbers and contents, in order."""
         while self.remaining:
             number, wire = divmod(self.varint(), 8)
             if wire == 0:
@@ -269,7 +266,6 @@ class _IndexCursor:
 
 
 def _fields(cursor: _IndexCursor) -> dict[int, int | bytes]:
-    """Read a message; if a field occurs several times, the last one counts."""
     return dict(cursor.message())
 
 

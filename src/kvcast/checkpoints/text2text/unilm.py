@@ -81,12 +81,6 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 def read_unilm(
     folder: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> Checkpoint:
-    """Read a model with a model_type of this family.
-
-    Raises KvcastError, naming the file, for a model without a masked-LM head, for what kvcast's
-    UniLM does not support and for tensors that do not belong to the configuration;
-    InputMissingError without a vocabulary.
-    """
     dimensions = unilm_dimensions(config, str(folder / "config.json"))
     stored = _own_tensors(stored, dimensions.architecture, str(folder))
     dimensions = replace(dimensions, pooled="pooler.dense.weight" in stored)
@@ -107,10 +101,7 @@ def read_unilm(
 
 
 def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
-    """Read a configuration, which does not record whether there is a pooler.
-
-    Raises KvcastError, naming `label`, for what kvcast's UniLM does not support.
-    """
+    """Read a configuration, which does not record whether there is a pooler."""
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     if fields.flag("rotary_value", False):

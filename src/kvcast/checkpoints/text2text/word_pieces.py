@@ -19,7 +19,6 @@ BEGIN, END, UNKNOWN = "[CLS]", "[SEP]", "[UNK]"
 
 
 def has_word_pieces(folder: Path) -> bool:
-    """Return whether a folder's files are of a word-piece tokenizer."""
     whole = folder / "tokenizer.json"
     if not whole.is_file():
         return (folder / "vocab.txt").is_file()
@@ -31,7 +30,6 @@ def has_word_pieces(folder: Path) -> bool:
 
 
 def vocabulary_file(folder: Path) -> Path:
-    """Return the file with a folder's vocabulary; raises InputMissingError if there is none."""
     for name in ("vocab.txt", "tokenizer.json"):
         if (folder / name).is_file():
             return folder / name
@@ -41,10 +39,7 @@ def vocabulary_file(folder: Path) -> Path:
 
 
 def token_ids(file: Path) -> dict[str, int]:
-    """Read a vocabulary, text to id, from a vocab.txt or a tokenizer.json.
-
-    Raises KvcastError for a file that is damaged, of another kind, or lacks BERT's special tokens.
-    """
+    """From a vocab.txt or a tokenizer.json; KvcastError for damage or a lack of BERT's tokens."""
     vocabulary = _from_list(file) if file.suffix == ".txt" else _from_json(file)
     for token in (BEGIN, END, UNKNOWN):
         if token not in vocabulary:
@@ -93,12 +88,11 @@ _WORD = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{2}")
 
 
 def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str, bytes]:
-    """Return the files that `kvcast.tokenizers.opening.open_text` reads: a vocabulary and settings.
+    """Files for `kvcast.tokenizers.opening.open_text`: a vocabulary and settings.
 
     `segmented`: names of tokenizers that split text into words; None: if no name is given. A
-    vocabulary without words is character-based, under every tokenizer's name. Raises
-    InputMissingError without a vocabulary, KvcastError for a tokenizer other than BERT's and
-    RoFormer's or a vocabulary without their special tokens.
+    vocabulary without words is character-based. InputMissingError without a vocabulary, KvcastError
+    for another tokenizer than BERT's and RoFormer's or missing special tokens.
     """
     label = str(folder / "tokenizer_config.json")
     settings = Fields(values=tokenizer_settings(folder), label=label)
@@ -121,7 +115,6 @@ def read_wordpiece(folder: Path, segmented: Collection[str | None]) -> dict[str,
 
 
 def _require_usual(settings: Fields, lowercase: bool) -> None:
-    """Raise KvcastError for settings beyond a vocabulary and `lowercase`."""
     if settings.flag("strip_accents", lowercase) != lowercase:
         raise settings.error("strip_accents other than do_lower_case is not supported")
     if not settings.flag("tokenize_chinese_chars", True):

@@ -28,17 +28,9 @@ from kvcast.spec.runtimes import OnPhase
 
 @dataclass(eq=False)
 class FedSequence:
-    """One sequence, until its row was emptied.
-
-    Attributes:
-        prompt: how many tokens came before the first that the model chose.
-        tokens: the fed tokens. The last chosen token may be missing.
-
-    """
-
     source: tuple[NDArray[Any], ...] = ()
-    prompt: int = 0
-    tokens: list[int] = field(default_factory=list)
+    prompt: int = 0  # how many tokens came before the first that the model chose
+    tokens: list[int] = field(default_factory=list)  # fed, perhaps without the last chosen one
 
     @property
     def tokens_s(self) -> Int64:
@@ -47,8 +39,6 @@ class FedSequence:
 
 @dataclass(frozen=True)
 class AttentionReader:
-    """A checkpoint and the reference that runs its programs in fp32."""
-
     checkpoint: Checkpoint
     reference: Reference
 
@@ -61,7 +51,7 @@ class AttentionReader:
         return attention_kinds(self._written[_DECODE])
 
     def layers(self, sequence: FedSequence, kind: Kind) -> Iterator[LayerWeights]:
-        """Yield the weights of each layer with attention of a kind, over all that was fed."""
+        """Weights of each layer with attention of a kind, over all that was fed."""
         dimensions, tokens_s = self.checkpoint.dimensions, sequence.tokens_s
         program = self._written[_DECODE]
         inputs = {
@@ -98,8 +88,6 @@ class AttentionReader:
 
 
 class RecordingRuntime:
-    """A runtime whose cache has one row."""
-
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._source: tuple[NDArray[Any], ...] = ()
@@ -136,8 +124,6 @@ class RecordingRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedModel:
-    """A model over a runtime that records the tokens it is fed."""
-
     name: str
     reader: AttentionReader
     recorded: RecordingRuntime
@@ -145,7 +131,6 @@ class InspectedModel:
 
     @classmethod
     def open(cls, name: str, on_phase: OnPhase) -> "InspectedModel":
-        """Open a checkpoint in fp32; raises KvcastError with one line."""
         located = locate(name, on_phase)
         if is_bundle(located):
             raise UsageError(f"{name} is a bundle: give the checkpoint that it was exported from")
@@ -174,15 +159,15 @@ class InspectedModel:
         return list(zip(*parts, strict=True))
 
     def spelled(self, token: int) -> str:
-        """Return the text of a token; its id in angle brackets if empty."""
+        """Return a token's text; its id in angle brackets if empty."""
         tokenizer = self.model.tokenizer
         spell = getattr(tokenizer, "decode_with_timestamps", tokenizer.decode)
         return spell([token]) or f"<{token}>"
 
     def transcribed(self, samples: Float32, language: str | None) -> FedSequence:
-        """Transcribe mono samples at 16 kHz, greedily; return the text of the first chunk.
+        """Decode mono 16 kHz samples greedily; returns the first chunk's sequence.
 
-        Raises UsageError for an unsupported language, or a missing one that the model needs.
+        UsageError for an unsupported language, or a missing one that the model needs.
         """
         self.recorded.sequences.clear()
         for _ in self.model.transcribe(samples, temperature=0.0, language=language):
@@ -209,10 +194,9 @@ _MELS = 80
 
 
 def excerpt(source: str, start: float, seconds: float) -> Float32:
-    """Return mono samples at 16 kHz, of so many seconds at most.
+    """Mono 16 kHz samples of `seconds` at most.
 
-    Raises UsageError where the recording ends before; InputMissingError and InputOutputError as
-    `open_audio`.
+    UsageError if the recording ends before; InputMissingError and InputOutputError as `open_audio`.
     """
     first = round(start * SAMPLE_RATE)
     most = first + round(seconds * SAMPLE_RATE)

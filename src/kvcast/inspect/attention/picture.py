@@ -29,7 +29,7 @@ _TICKS = 15
 
 
 def palette(*colours: str) -> NDArray[np.uint8]:
-    """Return 256 colours [256, 3] between colours as in `#0072b2`, evenly spaced."""
+    """[256, 3] between colours as in `#0072b2`, evenly spaced."""
     corners_c3 = np.array([list(bytes.fromhex(colour.removeprefix("#"))) for colour in colours])
     places = np.linspace(0, len(colours) - 1, 256)
     parts = [np.interp(places, range(len(colours)), corners_c3[:, part]) for part in range(3)]
@@ -41,13 +41,13 @@ _SOUND = palette("#ffffff", "#9a9a9a", "#1c1c1c")
 
 
 def shares(weights_st: Float32) -> Float32:
-    """Return weights as colours show them, 0 to 1: the root of their share of the largest."""
+    """Colour values, 0 to 1: the root of weights' share of the largest."""
     shares_st: Float32 = np.sqrt(weights_st / max(float(weights_st.max()), 1e-30))
     return shares_st
 
 
 def draw(view: AttentionView, spectrogram_mf: Float32 | None = None) -> str:
-    """Return an SVG document, for audio with its spectrogram [bands, frames] from 0 to 1."""
+    """SVG, for audio with its spectrogram [bands, frames] from 0 to 1."""
     names = [_shown(token.text) for token in view.rows]
     left = _GAP + round(_LETTER * max(map(len, names))) + 6
     width = _CELL * view.weights_st.shape[1] if spectrogram_mf is None else _SOUND_WIDTH
@@ -118,7 +118,7 @@ def _ticks(view: AttentionView, left: int, width: int, bottom: int) -> Iterator[
 
 
 def _shown(text: str) -> str:
-    """Return a token's text in one line: spaces and line ends can be seen."""
+    """One line, with visible spaces and line ends."""
     visible = "".join(
         "·" if letter == " " else "↵" if letter == "\n" else letter if letter.isprintable() else "�"
         for letter in text

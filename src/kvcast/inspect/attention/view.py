@@ -35,8 +35,6 @@ Head: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionView:
-    """Averaged weights."""
-
     model: str
     over: Over
     rows: Sequence[Token]
@@ -140,16 +138,9 @@ def _heaviest(view: AttentionView) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
-    """The selected heads.
-
-    Attributes:
-        usual: the heads used if neither is given; none for all.
-
-    """
-
     layer: int | None = None
     head: int | None = None
-    usual: Sequence[Head] = ()
+    usual: Sequence[Head] = ()  # the heads used if neither is given; none for all
 
     def __contains__(self, head: Head) -> bool:
         if self.layer is None and self.head is None:
@@ -159,15 +150,12 @@ class HeadChoice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeanWeights:
-    """The mean of heads."""
-
     heads: Sequence[Head]
     weights_st: Float32
     error: float
 
 
 def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeights:
-    """Return the mean of the selected heads; every layer is checked."""
     heads: list[Head] = []
     counts: dict[int, int] = {}
     errors: list[float] = []
@@ -192,7 +180,7 @@ def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeig
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return `0 to 3, 7`."""
+    """Format as `0 to 3, 7`."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][1] + 1:
@@ -229,10 +217,9 @@ def over_audio(
     layer: int | None,
     head: int | None,
 ) -> AttentionView:
-    """Return the attention of each token of a transcript to the audio, mono at 16 kHz.
+    """Attention of each token of a transcript to the audio, mono at 16 kHz.
 
-    `layer` and `head` show one alone. Raises UsageError for one that there is not, or a language;
-    KvcastError if no speech was recognized.
+    UsageError for an unknown layer, head or language; KvcastError if no speech was recognized.
     """
     sequence = model.transcribed(samples, language)
     tokens_s = sequence.tokens_s
@@ -250,7 +237,7 @@ def over_audio(
 def over_text(
     model: InspectedModel, text: str, new: int | None, layer: int | None, head: int | None
 ) -> AttentionView:
-    """Return the attention of each token: of a text to itself, of an answer to its source.
+    """Attention of a text's tokens to itself, or of an answer's to its source.
 
     At most `new` tokens are generated: by default 0 after a text, 64 in answer to one.
     """
@@ -311,7 +298,7 @@ def _spelled(model: InspectedModel, tokens: Sequence[int]) -> list[Token]:
 
 
 def _padded_to(model: InspectedModel, samples: Float32, positions: int, seconds: float) -> float:
-    """Return how many seconds the encoder's positions cover: its window's, or the audio's."""
+    """Seconds that the encoder's positions cover: its window's, or the audio's."""
     if "mel_frames" in model.facts:
         return encoded_seconds(model)
     half = model.model.recognition.input(samples[: len(samples) // 2])

@@ -31,9 +31,8 @@ _TINY = 1e-30
 class LayerWeights:
     """The attention weights of one layer, [heads, queries, keys].
 
-    A query's weights sum to 1, minus the share of a sink, or of keys of the other kind in the same
-    softmax. `error` is the largest difference of weights times values from the step's result,
-    relative.
+    A query's weights sum to 1, minus the share of a sink, or of the other kind's keys in the same
+    softmax. `error` is the largest relative difference of weights times values from the result.
     """
 
     kind: Kind
@@ -44,33 +43,24 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Attention:
-    """One row's attention: softmax(cap(scale * query @ key) + bias) over the seen keys.
-
-    Attributes:
-        key_htd: rotated; of every head of queries.
-        bias_hst: added to the scaled products; [h or 1, s, t].
-        softcap: c in c tanh(x / c); 0: none.
-        sinks_h: attention sinks: a logit in each head's softmax without a value.
-        encoded: how many of the keys, the last ones, are of an encoded input.
-
-    """
+    """One row's attention: softmax(cap(scale * query @ key) + bias) over the seen keys."""
 
     query_hsd: Float32
-    key_htd: Float32
+    key_htd: Float32  # rotated; of every head of queries
     value_htd: Float32
     seen_st: NDArray[np.bool_]
-    bias_hst: Float32 | None
+    bias_hst: Float32 | None  # added to the scaled products; [h or 1, s, t]
     scale: float
-    softcap: float
-    sinks_h: Float32 | None = None
-    encoded: int = 0
+    softcap: float  # c in c tanh(x / c); 0: none
+    sinks_h: Float32 | None = None  # a logit in each head's softmax without a value
+    encoded: int = 0  # how many of the keys, the last ones, are of an encoded input
 
     def of_kind(self, weights_hst: Float32, kind: Kind) -> Float32:
         own = weights_hst.shape[-1] - self.encoded
         return weights_hst[..., own:] if kind == "cross" else weights_hst[..., :own]
 
     def beside(self, other: "_Attention") -> "_Attention":
-        """Return the attention over the keys of both, of an encoded input in `other`."""
+        """Attend to the keys of both; `other` has an encoded input's."""
         bias_hst = self.bias_hst
         if bias_hst is not None:
             bias_hst = np.pad(bias_hst, ((0, 0), (0, 0), (0, other.encoded)))
@@ -101,7 +91,7 @@ class _Attention:
         return weights_hst
 
     def mixed_sx(self, weights_hst: Float32) -> Float32:
-        """Return weights times values, the heads of a query side by side."""
+        """Weights times values, the heads of a query side by side."""
         mixed_shd = (weights_hst @ self.value_htd).transpose(1, 0, 2)
         return mixed_shd.reshape(len(mixed_shd), -1)
 
@@ -191,7 +181,7 @@ def _rotated(query_hsd: Float32, cosines_se: Float32, sines_se: Float32) -> Floa
 
 
 def _seen(positions_s: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
-    """Return which positions up to the last each query sees, [s, t]."""
+    """[s, t]: which positions up to the last each query sees."""
     return visible(positions_s, np.arange(int(positions_s.max()) + 1), window or None)
 
 
@@ -227,8 +217,7 @@ def layer_weights(
 ) -> Iterator[LayerWeights]:
     """Run a program; yield the weights of each layer with attention of that kind, in order.
 
-    `inputs` are of one row that holds nothing yet; self caches, with a slot for each position, are
-    written. `constants` returns tensors by name, for tables of angles and sinks.
+    `inputs` are of one empty row; its self caches are written. `constants`: tensors by name.
     """
     steps = [(layer, step) for layer, step in _numbered(program.steps) if kind in _kinds(step)]
     names = [step.name for _, step in steps]

@@ -29,8 +29,6 @@ ASSUMED_BYTES = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """One measure of all calls."""
-
     name: str
     unit: str
     cached: Sequence[float]
@@ -43,8 +41,6 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """Layers whose caches are alike."""
-
     name: str
     layers: int
     schedule: Schedule
@@ -98,7 +94,6 @@ def _pairs(kind: LayerKind, calls: Sequence[ModelCall]) -> CostLine:
 
 
 def _works(model: ModelWork, calls: Sequence[ModelCall]) -> Iterator[tuple[Work, Work]]:
-    """Yield the work of each call; weights are read once for all of its rows."""
     for i, call in enumerate(calls):
         spans = _spans(call)
         encoded = _together([model.encode()] * len(spans)) if i == 0 else Work()
@@ -131,7 +126,7 @@ _OTHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """A schedule without a window: what is the same for all layers."""
+    """A schedule without a window, the same for all layers."""
 
     lengths: Sequence[int]
     chunk: int
@@ -151,10 +146,7 @@ def plain_kinds(prompts: Prompts, window: int | None, capacity: int | None) -> l
 def model_kinds(
     caches: Sequence[CacheLayers], prompts: Prompts, window: int | None, capacity: int | None
 ) -> list[LayerKind]:
-    """Return the kinds of a model's layers with attention over the text.
-
-    `window` and `capacity` replace those of its rings.
-    """
+    """Kinds of layers with attention; `window` and `capacity` replace those of rings."""
     layers: dict[tuple[str, Schedule], int] = {}
     for run in caches:
         if run.kind in DRAWN:
@@ -182,7 +174,6 @@ MOST = 200
 def story(
     kinds: Sequence[LayerKind], texts: Texts, costs: Sequence[CostLine], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a page shows."""
     schedule = kinds[0].schedule
     ends = [length + schedule.new for length in schedule.lengths]
     if sum(ends) > MOST:
@@ -288,11 +279,9 @@ def _hash(text: str) -> str:
 def page(
     schedule: Schedule, window: int | None, capacity: int | None, texts: Texts, model: str | None
 ) -> str:
-    """Return the page of a schedule.
+    """`window` and `capacity` are of rings; None: the model's, the fewest slots possible.
 
-    `window` and `capacity` are of rings; None: those of the model, the fewest slots possible.
-    `model` is as `kvcast inspect cost` takes it; None: one layer of each kind. Raises UsageError if
-    sizes, texts or the model do not fit.
+    `model`: as in `kvcast inspect cost`; None: one layer of each kind. UsageError for a misfit.
     """
     again = "Without a cache, each call computes all positions of its rows again."
     prompts = Prompts(lengths=schedule.lengths, chunk=schedule.chunk, new=schedule.new)

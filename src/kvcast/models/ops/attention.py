@@ -38,54 +38,31 @@ from kvcast.models.ops.attention_math import (
 
 @torch.library.custom_op("kvcast::self_attention", mutates_args=("key_cache", "value_cache"))
 def self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # [r, s, heads * d]
+    key: Tensor,  # [r, s, kv_heads * d]; heads is a multiple of kv_heads
+    value: Tensor,  # like `key`
+    # [r, kv_heads, c, d], written at the slots of positions lengths .. lengths + s - 1 of each row.
+    # Keys are stored after rotation
     key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    cosines: Tensor | None = None,
-    sines: Tensor | None = None,
-    bias: Tensor | None = None,
+    value_cache: Tensor,  # like `key_cache`
+    lengths: Tensor,  # int32 [r], positions in each row's cache before this call
+    scale: float,  # factor on the products of queries and keys
+    window: int = 0,  # the query's position included; 0: all, with c >= the longest row
+    softcap: float = 0.0,  # c in c tanh(x / c), applied to the scaled products; 0: none
+    cosines: Tensor | None = None,  # [positions, d / 2], for rotary embeddings; None: no rotation
+    sines: Tensor | None = None,  # like `cosines`
+    bias: Tensor | None = None,  # [r or 1, heads or 1, s, c], added to products; linear caches only
+    # whether a position sees only positions up to itself. If not, it sees all of its row, including
+    # this call's positions
     causal: bool = True,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None,  # [heads], a logit in each head's softmax without a value
+    # [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax with the
+    # cache. Row i reads input i // (r // b)
     cross_key: Tensor | None = None,
-    cross_value: Tensor | None = None,
-    cross_lengths: Tensor | None = None,
-) -> Tensor:
-    """Append `key` and `value` to a cache and attend to all of it.
-
-    Args:
-        query: [r, s, heads * d].
-        key: [r, s, kv_heads * d]; heads is a multiple of kv_heads.
-        value: like `key`.
-        key_cache: [r, kv_heads, c, d], written at the slots of positions lengths .. lengths +
-            s - 1 of each row. Keys are stored after rotation.
-        value_cache: like `key_cache`.
-        lengths: int32 [r], positions in each row's cache before this call.
-        scale: factor on the products of queries and keys.
-        window: sliding window, including the query's position; 0: all, and then c must be at least
-            the length of the longest row.
-        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
-        cosines: [positions, d / 2], for rotary embeddings; None: no rotation.
-        sines: like `cosines`.
-        bias: [r or 1, heads or 1, s, c], added to the scaled products with positions 0 .. c - 1;
-            for linear caches only.
-        causal: whether a position sees only positions up to itself. If not, it sees all of its row,
-            including this call's positions.
-        sinks: [heads], attention sinks: a logit in each head's softmax without a value; None: none.
-        cross_key: [b, kv_heads, t, d], keys of encoded inputs, which all queries see in one softmax
-            with the cache. Row i reads input i // (r // b).
-        cross_value: like `cross_key`.
-        cross_lengths: int32 [b], how many of an input's t positions are valid; None: all.
-
-    Returns:
-        [r, s, heads * d].
-
-    """
+    cross_value: Tensor | None = None,  # like `cross_key`
+    cross_lengths: Tensor | None = None,  # int32 [b], valid positions of each; None: all
+) -> Tensor:  # [r, s, heads * d]
+    """Append `key` and `value` to a cache and attend to all of it."""
     beside = None
     if cross_key is not None and cross_value is not None:
         beside = cross_key, cross_value, padding_mask(cross_key, cross_lengths)
@@ -124,45 +101,25 @@ def self_attention(
 
 @torch.library.custom_op("kvcast::packed_self_attention", mutates_args=("key_cache", "value_cache"))
 def packed_self_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    rows: list[int],
-    counts: list[int],
-    lengths: Tensor,
+    query: Tensor,  # [n, heads * d]
+    key: Tensor,  # [n, kv_heads * d]
+    value: Tensor,  # like `key`
+    key_cache: Tensor,  # [r, kv_heads, c, d]
+    value_cache: Tensor,  # like `key_cache`
+    rows: list[int],  # the rows of the caches that take part, each once
+    counts: list[int],  # number of new positions of each; they sum to n
+    lengths: Tensor,  # int32 [r], for all rows of the caches
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # [n, heads * d]
     """`self_attention` for some rows of a batch, each with its own number of new positions.
 
     The new positions of all rows are concatenated. The mask over them is block-diagonal, so each
     block is computed separately and nothing outside the blocks is touched.
-
-    Args:
-        query: [n, heads * d].
-        key: [n, kv_heads * d].
-        value: like `key`.
-        key_cache: [r, kv_heads, c, d].
-        value_cache: like `key_cache`.
-        rows: the rows of the caches that take part, each once.
-        counts: number of new positions of each; they sum to n.
-        lengths: int32 [r], for all rows of the caches.
-        scale: as in `self_attention`.
-        window: as in `self_attention`.
-        softcap: as in `self_attention`.
-        cosines: as in `self_attention`.
-        sines: as in `self_attention`.
-        sinks: as in `self_attention`.
-
-    Returns:
-        [n, heads * d].
-
     """
     mixed = torch.empty_like(query)
     for row_span, span, new in blocks_of_rows(rows, counts):
@@ -193,37 +150,19 @@ def _write(
 
 @torch.library.custom_op("kvcast::shared_attention", mutates_args=())
 def shared_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    offsets: Tensor,
+    query: Tensor,  # [r, a, heads * d], of some of the new positions
+    key_cache: Tensor,  # [r, kv_heads, c, d], position p in slot p
+    value_cache: Tensor,  # like `key_cache`
+    lengths: Tensor,  # int32 [r], positions in each row's cache before this call
+    offsets: Tensor,  # int64 [a], the new positions that queries are of
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
     cosines: Tensor | None = None,
     sines: Tensor | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
-    """Attend to a cache that holds this call's new positions already.
-
-    Args:
-        query: [r, a, heads * d], of some of the new positions.
-        key_cache: [r, kv_heads, c, d], position p in slot p.
-        value_cache: like `key_cache`.
-        lengths: int32 [r], positions in each row's cache before this call.
-        offsets: int64 [a], the new positions that queries are of.
-        scale: as in `self_attention`.
-        window: as in `self_attention`.
-        softcap: as in `self_attention`.
-        cosines: as in `self_attention`.
-        sines: as in `self_attention`.
-        sinks: as in `self_attention`.
-
-    Returns:
-        [r, a, heads * d].
-
-    """
+) -> Tensor:  # [r, a, heads * d]
+    """Attend to a cache that holds this call's new positions already."""
     query = split_heads(query, key_cache.shape[-1]).transpose(1, 2)
     positions_ra = lengths[:, None].long() + offsets
     if cosines is not None and sines is not None:
@@ -236,31 +175,18 @@ def shared_attention(
 
 @torch.library.custom_op("kvcast::cross_attention", mutates_args=())
 def cross_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    lengths: Tensor | None = None,
-    bias: Tensor | None = None,
-    softcap: float = 0.0,
-) -> Tensor:
+    query: Tensor,  # [r, s, h * d], row i reading input i // (r // b)
+    key: Tensor,  # [b, kv_heads, t, d]; h is a multiple of kv_heads
+    value: Tensor,  # like `key`
+    scale: float,  # factor on the products of queries and keys
+    lengths: Tensor | None = None,  # int32 [b], valid positions of each input; None: all
+    bias: Tensor | None = None,  # [r, h, s, t], added to the scaled products
+    softcap: float = 0.0,  # c in c tanh(x / c), applied to the scaled products; 0: none
+) -> Tensor:  # [r, s, h * d]
     """Attend to complete keys and values without a mask.
 
     Several rows may read one input. Without a causal mask the order of queries does not matter, so
     an input's rows fold into its query axis and keys are never repeated.
-
-    Args:
-        query: [r, s, h * d], row i reading input i // (r // b).
-        key: [b, kv_heads, t, d]; h is a multiple of kv_heads.
-        value: like `key`.
-        scale: factor on the products of queries and keys.
-        lengths: int32 [b], how many of an input's t positions are valid; None: all.
-        bias: [r, h, s, t], added to the scaled products.
-        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
-
-    Returns:
-        [r, s, h * d].
-
     """
     batch, _, _, head_dim = key.shape
     heads = query.shape[-1] // head_dim
@@ -276,34 +202,17 @@ def cross_attention(
 
 @torch.library.custom_op("kvcast::encoder_attention", mutates_args=())
 def encoder_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    scale: float,
-    lengths: Tensor | None = None,
-    bias: Tensor | None = None,
-    cosines: Tensor | None = None,
-    sines: Tensor | None = None,
-) -> Tensor:
-    """Attend from every position to all positions, without a cache.
-
-    Args:
-        query: [b, t, heads * d].
-        key: like `query`.
-        value: like `query`.
-        heads: number of heads.
-        scale: factor on the products of queries and keys.
-        lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
-            results for the others are meaningless.
-        bias: [b or 1, heads, t, t], added to the scaled products.
-        cosines: [t or more, d / 2], for rotary embeddings; None: no rotation.
-        sines: like `cosines`.
-
-    Returns:
-        [b, t, heads * d].
-
-    """
+    query: Tensor,  # [b, t, heads * d]
+    key: Tensor,  # like `query`
+    value: Tensor,  # like `query`
+    heads: int,  # number of heads
+    scale: float,  # factor on the products of queries and keys
+    lengths: Tensor | None = None,  # int32 [b], valid positions, 1 or more; others are garbage
+    bias: Tensor | None = None,  # [b or 1, heads, t, t], added to the scaled products
+    cosines: Tensor | None = None,  # [t or more, d / 2], for rotary embeddings; None: no rotation
+    sines: Tensor | None = None,  # like `cosines`
+) -> Tensor:  # [b, t, heads * d]
+    """Attend from every position to all positions, without a cache."""
     query, key, value = (
         split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
     )

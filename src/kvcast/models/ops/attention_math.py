@@ -9,21 +9,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
-    """[r, s, heads * d] to [r, s, heads, d]."""
     return flat_rsx.unflatten(-1, (-1, head_dim))
 
 
 def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate pairs (i, i + d / 2) by angles [r, 1, s, d / 2]."""
     first, second = heads_rhsd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 def blocks_of_rows(rows: list[int], counts: list[int]) -> list[tuple[slice, slice, int]]:
-    """Divide concatenated new positions: rows of a cache, their positions, and counts.
-
-    Adjacent rows with equally many new positions form one batched block.
-    """
+    """Return one block of adjacent, equally long rows, or a block of each row."""
     first, count = rows[0], counts[0]
     if rows == list(range(first, first + len(rows))) and counts == [count] * len(rows):
         return [(slice(first, first + len(rows)), slice(None), count)]
@@ -35,10 +30,7 @@ def blocks_of_rows(rows: list[int], counts: list[int]) -> list[tuple[slice, slic
 
 
 def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
-    """Return the position in each of the first `held` slots [r, held] after `last` was written.
-
-    Negative for an empty slot.
-    """
+    """Positions in the first `held` slots [r, held] after `last` was written; negative: empty."""
     slots_c = torch.arange(held, device=last_r.device)
     last_r1 = last_r[:, None]
     newest_r1 = last_r1 % capacity
@@ -48,7 +40,7 @@ def held_positions(last_r: Tensor, capacity: int, held: int) -> Tensor:
 
 
 def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
-    """Return which keys each query sees [r, 1, s, c], by position; negative is an empty slot."""
+    """Mask [r, 1, s, c] by position; a negative position is an empty slot."""
     distance = query_rs[:, :, None] - key_rc[:, None]
     visible_rsc = (distance >= 0) & (key_rc >= 0)[:, None]
     if window:
@@ -57,7 +49,7 @@ def visible(query_rs: Tensor, key_rc: Tensor, window: int) -> Tensor:
 
 
 def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Return the mask [b, 1, 1, t] of valid positions; None if all are valid."""
+    """Mask [b, 1, 1, t] of valid positions; None if all are valid."""
     if lengths is None:
         return None
     positions_t = torch.arange(key_bhtd.shape[2], device=key_bhtd.device)
@@ -67,18 +59,10 @@ def padding_mask(key_bhtd: Tensor, lengths: Tensor | None) -> Tensor | None:
 def within_windows(
     distance_mt: Tensor, before: int, after: int, lengths: Tensor | None = None
 ) -> Tensor:
-    """Return the mask of windows around queries.
+    """Mask [m, t], or [b, 1, m, t] with lengths, of `before` positions, the query's, and `after`.
 
-    Args:
-        distance_mt: key position minus query position.
-        before: positions that a query sees before its own.
-        after: how many after it.
-        lengths: int32 [b], how many of an input's t positions are valid; None: all. A query always
-            sees its own position, so that no softmax is empty.
-
-    Returns:
-        [m, t], or [b, 1, m, t] with lengths.
-
+    `distance_mt`: key position minus query position. `lengths`: int32 [b], valid positions of each
+    input; None: all. A query always sees its own position, so that no softmax is empty.
     """
     near_mt = (distance_mt >= -before) & (distance_mt <= after)
     if lengths is None:
@@ -125,7 +109,6 @@ def attend(
 def _logits(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float
 ) -> Tensor:
-    """[r, h, s, c], -inf where nothing is seen."""
     groups = query.shape[1] // key.shape[1]
     # A key head's query heads are further queries of it: to repeat keys would copy the cache.
     folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
@@ -140,14 +123,12 @@ def _logits(
 
 
 def _mixed(weights: Tensor, value: Tensor) -> Tensor:
-    """[r, h, s, c] of [r, kv_heads, c, d], as [r, h, s, d]."""
     groups = weights.shape[1] // value.shape[1]
     folded = weights.unflatten(1, (-1, groups)).flatten(2, 3)
     return (folded @ value).unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def softmax_beside(logits_rhsc: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax over the last axis and a head's sink, without the sink's share."""
     if sinks is None:
         return logits_rhsc.softmax(-1)
     beside = sinks[:, None, None].expand(*logits_rhsc.shape[:-1], 1)

@@ -17,19 +17,9 @@ from kvcast.models.ops.attention_math import (
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, lengths: Tensor) -> Tensor:
-    """Norm the valid positions of an input together, all channels as one group.
+    """Norm the valid positions of an input [b, t, w] together, all channels as one group.
 
-    Args:
-        x: [b, t, w].
-        weight: [w].
-        bias: [w].
-        epsilon: added to the variance.
-        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
-            the others are meaningless.
-
-    Returns:
-        [b, t, w].
-
+    `lengths`: int32 [b], 1 or more. Results for positions beyond them are meaningless.
     """
     valid_bt1 = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
     count_b11 = (lengths * x.shape[2])[:, None, None]
@@ -40,36 +30,20 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, lengths:
 
 
 def window_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    scale: float,
-    before: int,
-    after: int,
-    lengths: Tensor | None = None,
-    following: int = 0,
-) -> Tensor:
+    query: Tensor,  # [b, m, heads * d], of m positions in order
+    key: Tensor,  # [b, t, heads * d]
+    value: Tensor,  # like `key`
+    heads: int,  # number of heads
+    scale: float,  # factor on the products of queries and keys
+    before: int,  # positions that a query sees before its own
+    after: int,  # how many after it
+    lengths: Tensor | None = None,  # int32 [b], valid positions, 1 or more; others are garbage
+    following: int = 0,  # how many positions follow the last query
+) -> Tensor:  # [b, m, heads * d]
     """Attend within a window around each position, at the cost of the window.
 
     Queries may be the latest of a stream, whose earlier keys are cached. `source_attention`
     (`kvcast.models.ops.encoders`) takes whole inputs, and some of its layers see all positions.
-
-    Args:
-        query: [b, m, heads * d], of m positions in order.
-        key: [b, t, heads * d].
-        value: like `key`.
-        heads: number of heads.
-        scale: factor on the products of queries and keys.
-        before: positions that a query sees before its own.
-        after: how many after it.
-        lengths: int32 [b], 1 or more: how many of an input's t positions are valid; None: all. The
-            results for the others are meaningless.
-        following: how many positions follow the last query.
-
-    Returns:
-        [b, m, heads * d].
-
     """
     query, key, value = (
         split_heads(flat, flat.shape[-1] // heads).transpose(1, 2) for flat in (query, key, value)
@@ -83,18 +57,9 @@ def window_attention(
 
 
 def relative_scores(query: Tensor, key: Tensor, heads: int, scale: float) -> Tensor:
-    """Multiply queries by keys of relative distances (Transformer-XL).
+    """Scores [b, h, t, t] of queries [b, t, h * d] by keys of distances (Transformer-XL).
 
-    Args:
-        query: [b, t, h * d].
-        key: [2, t, h * d], of distances 0 .. t - 1 behind a query and ahead of it; distance 0 ahead
-            is not read.
-        heads: h.
-        scale: factor on products.
-
-    Returns:
-        [b, h, t, t], for every query and every position.
-
+    `key` [2, t, h * d]: distances 0 .. t - 1 behind a query, then ahead of it (0 is not read).
     """
     positions = query.shape[1]
     query, key = (split_heads(flat, flat.shape[-1] // heads) for flat in (query, key))
@@ -106,38 +71,19 @@ def relative_scores(query: Tensor, key: Tensor, heads: int, scale: float) -> Ten
 
 
 def source_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    scale: float,
-    lengths: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
+    query: Tensor,  # [b, t, heads * d]
+    key: Tensor,  # [b, t, kv_heads * d]; heads is a multiple of kv_heads
+    value: Tensor,  # like `key`
+    heads: int,  # number of heads of queries
+    scale: float,  # factor on the products of queries and keys
+    lengths: Tensor,  # int32 [b], valid positions, 1 or more; others are garbage
+    cosines: Tensor,  # [t or more, d / 2]
+    sines: Tensor,  # like `cosines`
     *,
-    window: int = 0,
-    softcap: float = 0.0,
-) -> Tensor:
-    """Attend from every position within a window, with rotary embeddings and no cache.
-
-    Args:
-        query: [b, t, heads * d].
-        key: [b, t, kv_heads * d]; heads is a multiple of kv_heads.
-        value: like `key`.
-        heads: number of heads of queries.
-        scale: factor on the products of queries and keys.
-        lengths: int32 [b], 1 or more: how many of an input's t positions are valid. The results for
-            the others are meaningless.
-        cosines: [t or more, d / 2].
-        sines: like `cosines`.
-        window: the window: the position itself, half of the others before it and half, rounded up,
-            after it; 0: all.
-        softcap: c in c tanh(x / c), applied to the scaled products; 0: none.
-
-    Returns:
-        [b, t, heads * d].
-
-    """
+    window: int = 0,  # half of the other positions before, half, rounded up, after; 0: all
+    softcap: float = 0.0,  # c in c tanh(x / c), applied to the scaled products; 0: none
+) -> Tensor:  # [b, t, heads * d]
+    """Attend from every position within a window, with rotary embeddings and no cache."""
     head_dim, count = query.shape[-1] // heads, query.shape[1]
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     angles = cosines[:count], sines[:count]

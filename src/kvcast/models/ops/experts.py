@@ -18,39 +18,20 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @torch.library.custom_op("kvcast::mixture_of_experts", mutates_args=())
 def mixture_of_experts(
-    hidden: Tensor,
-    router_logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    per_token: int,
-    normalised: bool = True,
-    alpha: float = 0.0,
-    limit: float = 0.0,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    activation: str = "silu",
-    scales: Tensor | None = None,
-) -> Tensor:
-    """Send each token through its best experts and return the weighted sum of their outputs.
-
-    Args:
-        hidden: [n, x].
-        router_logits: [n, e].
-        gate_up: [e, 2 * i, x], gate above up.
-        down: [e, x, i].
-        per_token: experts per token.
-        normalised: whether their weights are a softmax over their logits; otherwise over all.
-        alpha: with a limit, factor on gates in their sigmoid.
-        limit: above 0, of gates, and of up on both sides, to which 1 is added.
-        gate_up_bias: [e, 2 * i].
-        down_bias: [e, x].
-        activation: of gates, "silu", "gelu" or "gelu_tanh".
-        scales: [e], factors on experts' weights; None: 1.
-
-    Returns:
-        [n, x].
-
-    """
+    hidden: Tensor,  # [n, x]
+    router_logits: Tensor,  # [n, e]
+    gate_up: Tensor,  # [e, 2 * i, x], gate above up
+    down: Tensor,  # [e, x, i]
+    per_token: int,  # experts per token
+    normalised: bool = True,  # whether weights are a softmax over chosen logits, not all
+    alpha: float = 0.0,  # with a limit, factor on gates in their sigmoid
+    limit: float = 0.0,  # above 0, of gates, and of up on both sides, to which 1 is added
+    gate_up_bias: Tensor | None = None,  # [e, 2 * i]
+    down_bias: Tensor | None = None,  # [e, x]
+    activation: str = "silu",  # of gates, "silu", "gelu" or "gelu_tanh"
+    scales: Tensor | None = None,  # [e], factors on experts' weights; None: 1
+) -> Tensor:  # [n, x]
+    """Send each token through its best experts and return the weighted sum of their outputs."""
     logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
     weights_nk = logits_nk.softmax(dim=-1)
     if not normalised:
@@ -71,7 +52,7 @@ def mixture_of_experts(
 
 
 def gated(gate_up: Tensor, alpha: float, limit: float, activation: str = "silu") -> Tensor:
-    """Return gates times up projections [..., i] of [..., 2 * i]; GPT-OSS's with a limit."""
+    """[..., 2 * i] to [..., i]; GPT-OSS's with a limit."""
     gate, up = gate_up.chunk(2, dim=-1)
     if not limit:
         return _ACTIVATIONS[activation](gate) * up

@@ -19,31 +19,16 @@ _EPSILON = 1e-6  # of the lengths of queries and keys
 
 
 def delta_rule(
-    x: Tensor,
-    share: Tensor,
-    step: Tensor,
-    decay: Tensor,
-    bias: Tensor,
-    state: Tensor,
-    lengths: Tensor,
-    key_heads: int,
-) -> Tensor:
-    """Update states by new positions in sequence, and read them at each.
-
-    Args:
-        x: [r, s, 2 * g * k + h * v], queries, keys and values.
-        share: [r, s, h], beta of the delta rule, before the sigmoid.
-        step: [r, s, h], decay of the state, before the softplus.
-        decay: [h], logarithms of factors on steps.
-        bias: [h], added to steps.
-        state: [r, h, k, v], updated in place. Zeros without earlier positions.
-        lengths: int32 [r], positions in each row before this call.
-        key_heads: g.
-
-    Returns:
-        [r, s, h * v].
-
-    """
+    x: Tensor,  # [r, s, 2 * g * k + h * v], queries, keys and values
+    share: Tensor,  # [r, s, h], beta of the delta rule, before the sigmoid
+    step: Tensor,  # [r, s, h], decay of the state, before the softplus
+    decay: Tensor,  # [h], logarithms of factors on steps
+    bias: Tensor,  # [h], added to steps
+    state: Tensor,  # [r, h, k, v], updated in place. Zeros without earlier positions
+    lengths: Tensor,  # int32 [r], positions in each row before this call
+    key_heads: int,  # g
+) -> Tensor:  # [r, s, h * v]
+    """Update states by new positions in sequence, and read them at each."""
     query, key, value = _split(x, state, key_heads)
     query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
     kept = torch.exp(-torch.exp(decay) * softplus(step + bias))
@@ -53,30 +38,15 @@ def delta_rule(
 
 def selective_scan(
     x: Tensor,
-    step: Tensor,
-    decay: Tensor,
-    bias: Tensor,
-    skip: Tensor,
-    state: Tensor,
-    lengths: Tensor,
-    key_heads: int,
-) -> Tensor:
-    """Do so without a correction (Mamba-2): steps are also the shares of values that are added.
-
-    Args:
-        x: as in `delta_rule`, and likewise the others. Mamba-2 names queries C and keys B.
-        step: [r, s, h].
-        decay: [h].
-        bias: [h].
-        skip: [h], shares of values that are added to results.
-        state: [r, h, k, v].
-        lengths: int32 [r].
-        key_heads: g.
-
-    Returns:
-        [r, s, h * v].
-
-    """
+    step: Tensor,  # [r, s, h]
+    decay: Tensor,  # [h]
+    bias: Tensor,  # [h]
+    skip: Tensor,  # [h], shares of values that are added to results
+    state: Tensor,  # [r, h, k, v]
+    lengths: Tensor,  # int32 [r]
+    key_heads: int,  # g
+) -> Tensor:  # [r, s, h * v]
+    """Do so without a correction (Mamba-2): steps are also the shares of values that are added."""
     query, key, value = _split(x, state, key_heads)
     share = softplus(step + bias)
     kept = torch.exp(-torch.exp(decay) * share)
@@ -127,31 +97,16 @@ def _rewritten(
 
 
 def packed_states(
-    operation: Callable[..., Tensor],
-    parts: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    state: Tensor,
-    rows: list[int],
-    counts: list[int],
-    lengths: Tensor,
-    key_heads: int,
-) -> Tensor:
-    """Run an operation on some rows of a batch, each with its own number of new positions.
-
-    Args:
-        operation: `delta_rule` or `selective_scan`.
-        parts: its per-position arguments, [n, ...] for all rows, concatenated.
-        constants: its other arguments before the state.
-        state: [r, h, k, v].
-        rows: the rows of the state that take part, each once.
-        counts: number of new positions of each; they sum to n.
-        lengths: int32 [r], for all rows of the state.
-        key_heads: g.
-
-    Returns:
-        [n, h * v].
-
-    """
+    operation: Callable[..., Tensor],  # `delta_rule` or `selective_scan`
+    parts: Sequence[Tensor],  # its per-position arguments, [n, ...] for all rows, concatenated
+    constants: Sequence[Tensor],  # its other arguments before the state
+    state: Tensor,  # [r, h, k, v]
+    rows: list[int],  # the rows of the state that take part, each once
+    counts: list[int],  # number of new positions of each; they sum to n
+    lengths: Tensor,  # int32 [r], for all rows of the state
+    key_heads: int,  # g
+) -> Tensor:  # [n, h * v]
+    """Run an operation on some rows of a batch, each with its own number of new positions."""
     mixed = parts[0].new_empty(len(parts[0]), state.shape[1] * state.shape[3])
     for row_span, span, new in blocks_of_rows(rows, counts):
         own = [part[span].unflatten(0, (-1, new)) for part in parts]
@@ -163,18 +118,9 @@ def packed_states(
 def convolve_and_keep(
     x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Convolve new and cached inputs, and write the new ones into the cache.
+    """Convolve new inputs [r, s, w] after cached ones, by [l, w], and write them to the cache.
 
-    Args:
-        x: [r, s, w].
-        kernel: [l, w], for the earliest input first.
-        bias: [w]; None: none.
-        past: [r, 1, c, w], of which the last l - 1 positions are read; c is at least l.
-        lengths: int32 [r], positions in each row's cache before this call.
-
-    Returns:
-        [r, s, w].
-
+    `past` [r, 1, c, w], of which the last l - 1 positions before `lengths` are read; c >= l.
     """
     length, new, slots = len(kernel), x.shape[1], past.shape[2]
     row_index = torch.arange(x.shape[0], device=x.device)[:, None]
@@ -210,29 +156,15 @@ def _(
 
 
 def packed_short_convolution(
-    x: Tensor,
+    x: Tensor,  # [n, w], the new inputs of all rows, concatenated
     kernel: Tensor,
     bias: Tensor | None,
-    past: Tensor,
-    rows: list[int],
-    counts: list[int],
-    lengths: Tensor,
-) -> Tensor:
-    """`short_convolution` for some rows of a batch, each with its own number of new positions.
-
-    Args:
-        x: [n, w], the new inputs of all rows, concatenated.
-        kernel: as in `short_convolution`.
-        bias: as in `short_convolution`.
-        past: [r, 1, c, w].
-        rows: the rows of the cache that take part, each once.
-        counts: number of new positions of each; they sum to n.
-        lengths: int32 [r], for all rows of the cache.
-
-    Returns:
-        [n, w].
-
-    """
+    past: Tensor,  # [r, 1, c, w]
+    rows: list[int],  # the rows of the cache that take part, each once
+    counts: list[int],  # number of new positions of each; they sum to n
+    lengths: Tensor,  # int32 [r], for all rows of the cache
+) -> Tensor:  # [n, w]
+    """`short_convolution` for some rows of a batch, each with its own number of new positions."""
     mixed = torch.empty_like(x)
     for row_span, span, new in blocks_of_rows(rows, counts):
         block = x[span].unflatten(0, (-1, new))
@@ -243,17 +175,9 @@ def packed_short_convolution(
 
 
 def channel_convolution(x: Tensor, kernel: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Convolve each channel along two axes, padded with zeros.
+    """Convolve channels [b, t, f, w or 1] by a kernel [l, k, w] of odd sizes, padded with zeros.
 
-    Args:
-        x: [b, t, f, w], or [b, t, f, 1] if all output channels read one.
-        kernel: [l, k, w], of odd sizes.
-        bias: [w].
-        stride: along both axes.
-
-    Returns:
-        [b, t / stride, f / stride, w], rounded up.
-
+    Returns [b, t / stride, f / stride, w], rounded up.
     """
     length, breadth, _ = kernel.shape
     convolved = conv2d(

@@ -2,14 +2,12 @@
 
 Both trace programs with symbolic sizes. The speed of Inductor's code is easy to lose:
 
-- It divides loops among threads by the sizes of the example arguments, so examples are as large as
-  real ones.
+- It divides loops among threads by the sizes of the examples, so these are as large as real ones.
 - With a dynamic number of threads it gives all of them to every loop, so a program for steps weighs
   the amount of work first (`short_loops_on_one_thread`).
 - It recomputes all that is not marked `kept`: the mask that layers share, a query that is compared
-with keys one by one, the input of int8 rounding. It also stores values that should stay in
-registers, such as
-  a gate and its values before they are multiplied.
+  with keys one by one, the input of int8 rounding. It also stores values that should stay in
+  registers, such as a gate and its values before they are multiplied.
 - It confuses the order of axes when one of size 1 has the same stride as another; with the wrong
   layout of a mask, a step's softmax was not vectorized.
 """
@@ -123,10 +121,9 @@ def trace(
 ) -> tuple[torch.fx.GraphModule, SimpleNamespace]:
     """Return a program's graph without mutations, apart from copies to its inputs at the end.
 
-    Takes the place of AOTAutograd's `aot_export_module` in Inductor. That traces twice, first to
-    learn which inputs are written and which results are views, and through a class of tensors in
-    Python. Both serve gradients, which are not needed here, and took three times as long. Raises
-    RuntimeError for a program that only fits one value of a dynamic size.
+    Takes the place of AOTAutograd's `aot_export_module`, which took three times as long: it traces
+    twice, and through a tensor subclass, for gradients. Raises RuntimeError for a program that only
+    fits one value of a dynamic size.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -166,10 +163,7 @@ def trace(
 
 
 def _fixed_sizes(env: ShapeEnv) -> list[str]:
-    """Name the sizes that tracing specialized to constants.
-
-    Bounds do not come from the program: they decide between kernels with equal layouts.
-    """
+    """Name the sizes that tracing specialized to constants; bounds only decide between kernels."""
     equations = [guard.expr for guard in env.guards if getattr(guard.expr, "rel_op", "") == "=="]
     return [str(equation) for equation in equations if len(equation.free_symbols) == 1]
 
@@ -211,7 +205,7 @@ def compile_program(
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Trace without gradients, without notes for torch's developers and with rare collections.
+    """Trace without gradients, without warnings and with rare garbage collection.
 
     Graphs and symbolic sizes are millions of objects that live until the end.
     """
@@ -229,9 +223,8 @@ def tracing() -> Iterator[None]:
 def short_loops_on_one_thread() -> Iterator[None]:
     """Compile so that a loop with little work stays on one thread.
 
-    `cpp.dynamic_threads` makes all threads wait for one another even around a loop over a single
-    token, some twenty times a layer. It overrides Inductor's own rule, which weighs the amount of
-    work; this restores that rule.
+    `cpp.dynamic_threads` makes all threads wait even around a loop over a single token, some twenty
+    times a layer; it overrides Inductor's rule of the amount of work, which this restores.
     """
     decide = CppKernel.decide_parallel_depth
 

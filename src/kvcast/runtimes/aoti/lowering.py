@@ -64,7 +64,7 @@ _PREFIX = "results.program."
 
 
 class _Results(nn.Module):
-    """A program with its operators replaced; takes the slots to read before its own arguments."""
+    """A program with replaced operators; `slots` precede its own arguments."""
 
     def __init__(self, program: nn.Module, signature: Signature, dtype: torch.dtype) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _Results(nn.Module):
         ]
 
     def forward(self, *flat: Tensor) -> list[Tensor]:
-        """Return the results as a flat list, without the caches, which are written in place."""
+        """Return the results as a flat list, without caches, which are written in place."""
         held = {kind: part.shape[0] for kind, part in zip(self._kinds, flat, strict=False)}
         with reading(held):
             results = tree_leaves(self.program(*flat[len(held) :]))
@@ -161,7 +161,7 @@ def result_names(signature: Signature) -> list[str]:
 def trace_program(
     signature: Signature, precision: Precision, device: str = "cpu"
 ) -> torch.export.ExportedProgram:
-    """Export a program with kvcast's operators still in it, which every form of it begins with."""
+    """Export a program with kvcast's operators, the start of its every form."""
     given = _examples(signature, precision.torch_dtype, _TYPICAL)
     with tracing():
         return move_to_device_pass(export(signature.program, given, signature.sizes), device)
@@ -177,8 +177,7 @@ def export_program(
 ) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
     """Return a module to compile and flat examples of its arguments: slots, then the program's own.
 
-    `traced` is `trace_program`'s; `name` is the form's: "prefill" is `decode` for many tokens.
-    `packed` gets the matrices that are quantized to int4.
+    `name` "prefill" is `decode` for many tokens; `packed` gets the matrices in int4.
     """
     typical = _TYPICAL | (_PREFILL if name == "prefill" else {})
     given = _examples(signature, precision.torch_dtype, typical)
@@ -221,10 +220,7 @@ def _examples(
 
 
 def _drop_assertions(module: torch.fx.GraphModule) -> None:
-    """Remove torch.export's assertions about sizes: not 0 or 1, not equal to one another.
-
-    It adds them to keep layouts general; the generated code works for these sizes as well.
-    """
+    """Remove torch.export's assertions about sizes; the generated code works for all of them."""
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
             module.graph.erase_node(node)
@@ -239,10 +235,7 @@ def _weights(module: torch.fx.GraphModule) -> dict[str, Tensor]:
 
 
 def _add(weights: dict[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    """Add in place. Raises RuntimeError if programs use one name for different tensors.
-
-    The loader would pass both the same tensor, and compiled code does not check its arguments.
-    """
+    """Add in place; RuntimeError for two tensors of one name, as compiled code does not check."""
     for name, tensor in others.items():
         known = weights.setdefault(name, tensor)
         if known.dtype != tensor.dtype or not torch.equal(known, tensor):

@@ -51,8 +51,6 @@ _PARTS = 8
 
 @dataclass(frozen=True)
 class _SharedByLayers:
-    """Shared by all layers during a call: slots to read by kind of cache, and masks."""
-
     slots: Mapping[str, int]
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
@@ -62,10 +60,7 @@ _CALL: ContextVar[_SharedByLayers] = ContextVar("call")
 
 @contextmanager
 def reading(slots: Mapping[str, int]) -> Iterator[None]:
-    """Set how many leading slots self-attention reads of each kind of cache.
-
-    Holds for one call of a program; its layers share their masks.
-    """
+    """Set how many leading slots self-attention reads of each kind of cache, for one call."""
     token = _CALL.set(_SharedByLayers(slots))
     try:
         yield
@@ -100,7 +95,7 @@ def _self_attention(
 
 
 def _self_mask(positions_rs: Tensor, capacity: int, held: int, window: int, causal: bool) -> Tensor:
-    """Return an additive mask [r, 1, s, held], made once: all layers have the same positions."""
+    """Return an additive mask [r, 1, s, held], shared by all layers of a call."""
     masks = _CALL.get().masks
     if (window, causal) not in masks:
         last_r = positions_rs[:, -1]

@@ -23,15 +23,15 @@ _WORDS = re.compile(r"(?P<name>.*_packed)\.(?P<kind>matrix|experts)_(?P<version>
 
 
 class PackedWeights:
-    """Matrices, whose memory programs read for as long as this is there."""
+    """Matrices whose memory programs read while this object lives."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], constants: Iterable[str], threads: int
     ) -> None:
         """Pack the matrices of `tensors` that are among programs' constants.
 
-        Raises LibraryMissingError where kvcast's library cannot be had, KvcastError for programs
-        that know another version of it, ValueError or KeyError for tensors that do not fit.
+        Raises LibraryMissingError without kvcast's library, KvcastError for programs of another
+        version, ValueError or KeyError for tensors that do not fit.
         """
         self.words: dict[str, Tensor] = {}
         self._kept: list[Any] = []
@@ -99,10 +99,7 @@ def _(
 
 
 class MatrixWords(nn.Module):
-    """The words of a matrix, zeros until a package is opened.
-
-    In two dimensions: Inductor would inline the values of a vector into its code.
-    """
+    """The words of a matrix, zeros until a package is opened; 2-D, as Inductor inlines vectors."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -126,7 +123,7 @@ def mix(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
 def mix_shares_of_all(
     hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
 ) -> Tensor:
-    """As `mix`, with the chosen experts' weights from a softmax over all experts."""
+    """As `mix`, with weights from a softmax over all experts, not renormalized."""
     share = logits.softmax(dim=-1).topk(each, dim=-1).values.sum(-1, keepdim=True)
     return mix(hidden, logits, gate_up, down, each) * share
 

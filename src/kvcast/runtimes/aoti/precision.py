@@ -38,8 +38,6 @@ Form = Callable[[nn.Linear], nn.Module]
 
 
 class _CastLinear(nn.Module):
-    """A linear layer with weights in bf16 or fp16, and fp32 in and out."""
-
     weight: Tensor
 
     def __init__(self, matrix: nn.Linear, dtype: torch.dtype) -> None:
@@ -55,12 +53,9 @@ class _CastLinear(nn.Module):
 class _Int8Linear(nn.Module):
     """int8 weights with a scale per output, int8 activations with a scale and zero point per token.
 
-    Each token has its own scale, so its result does not depend on the batch. Activations are
-    asymmetric, after a GELU nearly all positive, so int8 covers the range from the minimum to the
-    maximum. Zeros, which are frequent, stay exactly zero.
-
-    int8 products are twice as fast as int8 weights with bf16 activations
-    (`aten._weight_int8pack_mm`), and, unlike these, also fast for many tokens.
+    So a token's result does not depend on the batch. Activations are asymmetric (nearly all
+    positive after a GELU); frequent zeros stay exact. Twice as fast as int8 weights with bf16
+    activations (`aten._weight_int8pack_mm`), and fast for many tokens, too.
     """
 
     weight: Tensor
@@ -95,10 +90,9 @@ class _Int8Table(_Int8Linear):
     """As `_Int8Linear`, for tables that also serve lookups, with outlier columns scaled down.
 
     Nearly every row of Whisper's table has its largest value in one column, 30 times the usual
-    magnitude: a single scale would leave the other columns 3 bits. Columns of more than twice the
-    median magnitude are divided down to that, and their inputs multiplied by the same factor.
-    Evening out further, without looking at the inputs, makes results worse: the inputs of those
-    columns become too large.
+    magnitude, which would leave the others 3 bits. Columns above twice the median magnitude are
+    divided down to that, and their inputs multiplied. Evening out further makes results worse: the
+    inputs of those columns become too large.
     """
 
     columns: Tensor
@@ -142,16 +136,8 @@ def _look_up_int8(tokens: Tensor, weight: Tensor, scales: Tensor, columns: Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The precision of a compiled program.
-
-    Attributes:
-        dtype: of caches, attention and matrices that are not quantized: "fp32", "bf16" or "fp16".
-        quantize: how matrices are quantized: "none", "int8" or "int4".
-
-    """
-
-    dtype: str = "fp32"
-    quantize: str = "none"
+    dtype: str = "fp32"  # of caches, attention and other matrices: "fp32", "bf16" or "fp16"
+    quantize: str = "none"  # "none", "int8" or "int4"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -163,11 +149,11 @@ class Precision:
 
     @property
     def has_prefill(self) -> bool:
-        """Whether many tokens get a program of their own, over the same weights."""
+        """Whether many tokens have a separate program over the same weights."""
         return self.dtype != "fp32"
 
     def forms(self, program: str) -> tuple[Form, Form] | None:
-        """Return the forms for a program's matrices and for its tables; None: leave all as is."""
+        """Return the forms of a program's matrices and of its tables; None: unchanged."""
         if program == "pool" or (self.quantize == "none" and self.dtype == "fp32"):
             return None
         if self.quantize == "int8":
@@ -179,7 +165,6 @@ class Precision:
 
 
 def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> None:
-    """Replace the weights of a program's products, lookups and convolutions, in place."""
     forms = precision.forms(program)
     if forms is None:
         return
@@ -201,7 +186,6 @@ def reduce_matrices(module: GraphModule, precision: Precision, program: str) -> 
 
 
 def cast_convolutions(module: GraphModule, dtype: torch.dtype) -> None:
-    """Cast the weights of a program's convolutions, in place."""
     for node in module.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         _reduce_convolution(module, node, dtype)
     module.graph.eliminate_dead_code()
@@ -257,8 +241,6 @@ _LOGITS = "logits"
 
 
 class PackedMatrices:
-    """The quantized matrices of a package's programs."""
-
     def __init__(self, programs: Mapping[str, Roles], quantize: str, blocks_of: BlocksOf) -> None:
         self._kinds = kinds(programs, quantize)
         self._blocks_of = blocks_of
@@ -306,7 +288,6 @@ class PackedMatrices:
         return module.graph.call_function(form, (hidden, logits, *words, each))
 
     def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
-        """Return the node with a matrix's words; None if it is not packed."""
         name, owner = _name(weight), _owner(weight)
         kind = self._kinds.get(name, Kind.EXACT)
         if kind is Kind.EXACT:

@@ -44,8 +44,6 @@ _FEW_TOKENS = 16  # that decode's attention by sums is made for
 
 
 class CompiledProgram:
-    """One program of a package: flat tensors in, flat tensors out."""
-
     def __init__(
         self, loader: Any, path: Path, graph: Graph, device: str, packed: PackedWeights
     ) -> None:
@@ -65,10 +63,7 @@ class CompiledProgram:
         self._slots = torch.empty(0, dtype=torch.int8, device=device)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; `slots`: how many slots to read, for each kind of self-attention cache.
-
-        Caches must be on the device; other arguments are copied there.
-        """
+        """Run on the device, where caches are, reading `slots` of each kind of self cache."""
         sizes = [self._slots_of(slots[kind]) for kind in self._kinds]
         given = list(inputs)
         for i in self._brought:
@@ -85,20 +80,20 @@ class CompiledProgram:
 
 
 class DecodeProgram:
-    """`decode`, which has a form for many tokens, `prefill`, where their attention differs."""
+    """`decode`, and its form `prefill` for many tokens, where their attention differs."""
 
     def __init__(self, programs: Mapping[str, CompiledProgram]) -> None:
         self._step = programs["decode"]
         self._prefill = programs.get("prefill", self._step)
 
     def __call__(self, inputs: Sequence[Tensor], slots: Mapping[str, int]) -> list[Tensor]:
-        """Run; tokens are the first of the inputs. Results come to the CPU."""
+        """Run; tokens are the first input. Results are on the CPU."""
         program = self._step if inputs[0].numel() <= _FEW_TOKENS else self._prefill
         return [result.cpu() for result in program(inputs, slots)]
 
 
 def open_programs(folder: Path, manifest: Manifest, threads: int) -> dict[str, CompiledProgram]:
-    """Load every program of a bundle whose checksums were verified; all share one set of weights.
+    """Load a verified bundle's programs, which share one set of weights.
 
     Raises KvcastError for a package that does not fit this machine or its weights.
     """
@@ -151,10 +146,7 @@ def _loading(path: Path) -> Iterator[None]:
 
 
 def in_torchs_memory(mapped: Tensor, device: str) -> Tensor:
-    """Return a tensor of a file in memory of torch's own, on `device`.
-
-    Mapped from the file it would begin anywhere, and kernels may want it aligned.
-    """
+    """Copy a mapped tensor to `device`, as kernels may need it aligned."""
     return mapped.to(device, copy=True)
 
 
@@ -200,7 +192,6 @@ class Rings:
 
     @property
     def window(self) -> int:
-        """The widest of the rings' windows; 0 where no layer is a ring."""
         return max((layer.capacity for layer in self.layers if layer.kind == "ring"), default=0)
 
     def of(self, capacity: int) -> list[Layer]:
@@ -217,8 +208,6 @@ class Rings:
 
 
 class RowsProgram:
-    """A compiled `decode` over equally many new positions for every row."""
-
     def __init__(self, program: DecodeProgram, rings: Rings) -> None:
         self._program = program
         self._kinds = [layer.kind for layer in rings.layers for _ in layer.parts]
@@ -293,8 +282,6 @@ def _pool(program: CompiledProgram, hidden_nx: Tensor) -> Sequence[Tensor]:
 
 
 class AotiPrefix(EagerPrefix):
-    """The first call of an empty row is its source."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._rings = Rings(manifest.cache)
         self.device = manifest.device

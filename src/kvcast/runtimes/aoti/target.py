@@ -1,7 +1,6 @@
 """AOTInductor as an export target; torch is imported inside functions.
 
-Running a package does not need its C++ sources, so they are in a separate archive, without their
-comments, which name folders of the machine that compiled them.
+C++ sources are in a separate archive, without comments, which name folders of the machine.
 """
 
 import re
@@ -144,10 +143,7 @@ _LONGEST = 1 << 28
 
 
 def write_sources(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-    """Write the archive under a bundle's folder; `files`: Inductor's output, by program.
-
-    Only `.cpp` files are archived.
-    """
+    """Archive the `.cpp` files among Inductor's output, by program, under a bundle's folder."""
     with zipfile.ZipFile(folder / SOURCES, "w", zipfile.ZIP_DEFLATED) as archive:
         for program, paths in files.items():
             record = zipfile.ZipInfo(f"{program}.cpp", _MADE)
@@ -163,10 +159,7 @@ def _code(path: str) -> str:
 
 
 def read_sources(package: Path, program: str) -> str:
-    """Return a program's C++: from the archive, or from the package, where others keep it.
-
-    Raises KvcastError if there is none.
-    """
+    """Return a program's C++, from the archive or the package; raises KvcastError if missing."""
     places = (package.parents[1] / SOURCES, package)
     for path in filter(Path.is_file, places):
         try:
@@ -214,7 +207,7 @@ def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int
 
 
 def own_name(name: str) -> str:
-    """Return a tensor's name in programs; the file's name of a narrower tensor has a dtype."""
+    """Return a tensor's name in programs, without the dtype of narrower ones."""
     return _ROUNDED.sub("", name.removeprefix(PREFIX))
 
 

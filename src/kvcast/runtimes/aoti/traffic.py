@@ -1,10 +1,9 @@
 """The traffic of calls on AOTInductor, from the C++ sources of a package.
 
-Its `run_impl` calls functions in sequence: operators of PyTorch, kernels over packed matrices, and
-loops that Inductor fused. Sizes are arithmetic over the arguments' sizes, so those of all buffers
-are known for a call. A cache is in place where fused loops have it as memory to write; it is copied
-where an operator such as `clone`, `copy_` or `cat` takes it, or where loops that read it fill a
-buffer as large. What is compiled must be what is here: checksums of both tell.
+`run_impl` calls in sequence operators of PyTorch, kernels over packed matrices, and fused loops,
+with sizes that are arithmetic over the arguments'. A cache is in place where fused loops write it,
+and copied where an operator such as `clone`, `copy_` or `cat` takes it, or where loops that read it
+fill a buffer as large. Checksums prove that the sources are the compiled ones.
 """
 
 import ast
@@ -112,7 +111,7 @@ def _stored(path: Path) -> dict[str, _Stored]:
 
 
 def _used_programs(manifest: Manifest, sizes: CallSizes) -> Iterator[str]:
-    """Yield the programs that calls of these sizes use: one of the forms of `decode`."""
+    """Yield the programs that calls of these sizes use, with one form of `decode`."""
     many = "prefill" in manifest.graphs and sizes.rows * sizes.new > _FEW_TOKENS
     other = _FORMS[0] if many else _FORMS[1]
     return (name for name in manifest.graphs if name != other)
@@ -155,7 +154,7 @@ class _Counter:
     _uses: Counter[str] = field(default_factory=Counter)  # calls that have a variable
 
     def counted(self, package: Path, code: str) -> ProgramTraffic:
-        """Count all calls; KvcastError for C++ that is not as Inductor writes it."""
+        """Count all calls; raises KvcastError for C++ that is not Inductor's."""
         body = _BODY.search(code)
         if body is None:
             raise KvcastError(f"{package}: the C++ has no run_impl; export it again")
@@ -193,7 +192,7 @@ class _Counter:
             self._constants[about["name"]] = self._measured(name, constant)
 
     def _measured(self, name: str, constant: _Constant) -> _Constant:
-        """Return a constant as the file has it; a packed matrix is several tensors there."""
+        """Return a constant's size in the file, where a packed matrix is several tensors."""
         packed, found, _ = name.rpartition("_packed.")
         parts = [part for key, part in self.files.items() if key.startswith(f"{packed}_packed.")]
         if name in self.files:

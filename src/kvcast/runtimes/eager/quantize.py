@@ -95,11 +95,10 @@ class Executed(Protocol):
 
 @torch.inference_mode()
 def quantize_matrices(executed: Executed, quantize: str) -> set[str]:
-    """Replace the matrices of a program's products with their "int8" or "int4" form, in place.
+    """Replace the matrices of a program's products with "int8" or "int4" in place; return names.
 
-    Embedding tables are not quantized, nor are routers and gates of one output, which are small.
-    Returns the names of replaced matrices. Raises KvcastError if the kernel does not support a
-    matrix's sizes; others may have been replaced.
+    Embedding tables, routers and gates of one output stay. Raises KvcastError if the kernel does
+    not support a matrix's sizes; others may have been replaced.
     """
     roles = roles_of(executed.program)
     replaced = {

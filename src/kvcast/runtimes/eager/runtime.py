@@ -1,7 +1,4 @@
-"""Runs programs of every interface in eager PyTorch; PyTorch's thread settings.
-
-The model comes as an argument.
-"""
+"""Runs programs of every interface in eager PyTorch; PyTorch's thread settings."""
 
 import ctypes
 import os
@@ -47,10 +44,7 @@ class TorchRuntime(CachedRuntime):
 
 
 class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
-    """Programs over flat lists of tensors; a slot has encoded tensors and kept inputs.
-
-    That begins with key and value of each layer, [inputs, heads, t, d].
-    """
+    """Programs over flat lists of tensors; a slot's begins with key and value [n, heads, t, d]."""
 
     def encode_source(self, *source: Tensor) -> Sequence[Tensor]:
         raise NotImplementedError
@@ -63,10 +57,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
         own: Sequence[Tensor],
         encoded: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """Return the results of the program `decode` without caches, on the CPU.
-
-        The first is the logits fp32 [rows, p, vocab]. The self-attention caches `own` are written.
-        """
+        """Run `decode` on the CPU, writing `own`; return logits fp32 [rows, p, vocab] first."""
         raise NotImplementedError
 
     @override
@@ -128,7 +119,7 @@ class TorchEncoderDecoder(TorchRuntime, NumpyAligningRuntime):
 
 
 class EagerEncoderDecoder(TorchEncoderDecoder):
-    """A cross-attention cache has each layer's key and value, and arguments of `encode`."""
+    """A slot has each layer's cross key and value, and arguments of `encode`."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -193,9 +184,9 @@ class TorchDecoderOnly(TorchRuntime):
     ) -> Tensor:
         """Return logits fp32 [m, vocab] on the CPU, and write caches.
 
-        `tokens_n` int64 [n] are the new tokens of `rows`, ascending, `counts` their numbers;
-        `lengths` int32 [rows of the caches] the positions before this call; `offsets` int64 [m] the
-        indices of positions whose logits are returned, equally many per row.
+        `tokens_n` int64 [n] are the new tokens of `rows`, ascending, `counts` of each; `lengths`
+        int32 [rows of the caches] the positions before the call; `offsets` int64 [m] the indices of
+        the positions whose logits are returned, equally many per row.
         """
         raise NotImplementedError
 
@@ -238,10 +229,7 @@ def decode_neighbours(
     offsets: Tensor,
     caches: Sequence[Tensor],
 ) -> Tensor:
-    """As `decode_packed`, with a program that takes equally many new positions for every row.
-
-    Adjacent rows with equally many share one call, on views of the caches.
-    """
+    """As `decode_packed`, with a program of equal rows: adjacent ones share a call on views."""
     offsets_rp = offsets.view(len(rows), -1)
     logits, first, row = [], 0, 0
     for part, count in neighbours(rows, counts):
@@ -272,8 +260,6 @@ class EagerDecoderOnly(TorchDecoderOnly):
 
 
 class EagerPrefix(EagerDecoderOnly, EmbeddingRuntime):
-    """The first call of an empty row is its source."""
-
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.width: int = model.dimensions.width
@@ -324,9 +310,8 @@ _KEPT_BYTES, _LARGEST_BLOCK = 1 << 30, 32 << 20
 def use_threads(threads: int) -> None:
     """Compute with this many threads, and keep freed memory for the next call.
 
-    glibc returns large blocks to the system as soon as they are free and maps them again, page by
-    page: 100,000 page faults and 100 of 250 ms in a prefill of 512 tokens. Peak memory is
-    unchanged. A user's malloc settings take precedence.
+    glibc unmaps large free blocks: 100 of 250 ms of a prefill of 512 tokens were page faults. Peak
+    memory is unchanged. A user's malloc settings take precedence.
     """
     torch.set_num_threads(threads)
     if platform.libc_ver()[0] == "glibc" and not _is_set_by_user():

@@ -121,8 +121,8 @@ def _constants(program: TorchProgram) -> Iterator[tuple[int, str]]:
 class _Watch(TorchDispatchMode):
     """Counts operators; `caches` and `constants` are names by memory.
 
-    `lines`: elements of a position of all rows of a cache, by name. Within an operator over caches,
-    named `inside`, only its accesses to caches are counted.
+    `lines`: elements of a position of all rows of a cache, by name. Within an operator over caches
+    (`inside`), only accesses to caches are counted.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Compiles programs to one ExecuTorch file (.pte) in a bundle's folder, a method for each program.
 
-Caches are arguments that methods write in place. The file keeps no state: the buffers belong to the
-caller, so one loaded file serves any number of rows and sessions, and the caller resets, reorders
-and forks. `alloc_graph_input=False` keeps the runtime from allocating them, and the results that
+Caches are the caller's arguments, written in place, so one loaded file serves any number of rows
+and sessions. `alloc_graph_input=False` keeps the runtime from allocating them, and the results that
 export adds for written arguments are dropped, because the runtime would copy whole caches into
-them. Each call processes one row. Matrix products run on XNNPACK.
+them. Each call processes one row. GEMMs run on XNNPACK.
 """
 
 import json
@@ -59,17 +58,9 @@ _CROSS_KEY, _CROSS_VALUE = "cross_key_", "cross_value_"
 
 @dataclass(frozen=True, kw_only=True)
 class MethodLayout:
-    """The input sizes of the methods of one file.
-
-    Attributes:
-        self_layers: layout of the self-attention caches; all but rings may have less capacity.
-        longest_source: maximum tokens of a source, if sources vary in length.
-
-    """
-
     chunk: int
-    self_layers: Sequence[CacheLayers]
-    longest_source: int = 0
+    self_layers: Sequence[CacheLayers]  # all but rings may have less capacity
+    longest_source: int = 0  # tokens; 0 if sources have one length
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -118,7 +109,6 @@ def export_method(
 def _arguments(
     signature: Signature, layout: MethodLayout, cross_dtype: torch.dtype
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Return example arguments and their dynamic shapes, as torch.export takes them."""
     most = {"new": layout.chunk, "asked": _MOST_ASKED, "source": layout.longest_source}
     own = [run for run in layout.self_layers for _ in range(run.layers)]
     examples: list[Tensor] = []
@@ -143,14 +133,14 @@ def _arguments(
 
 
 def _laid_out(name: str, part: Tensor, cross_dtype: torch.dtype) -> Tensor:
-    """Return an argument or a result as methods have it: cross caches are those of one input."""
+    """Return an argument or result in the method's layout; cross caches are one input's."""
     if name.startswith(_CROSS_KEY):
         return part[0].transpose(1, 2).to(cross_dtype).contiguous()
     return part[0].to(cross_dtype).contiguous() if name.startswith(_CROSS_VALUE) else part
 
 
 class _ExportedMethod(nn.Module):
-    """A program's graph, called with arguments of other shapes than it was exported with."""
+    """A program's graph, called with arguments in the methods' layouts."""
 
     def __init__(self, graph: GraphModule, signature: Signature, cross_dtype: torch.dtype) -> None:
         super().__init__()
@@ -219,10 +209,7 @@ class _Products(BMMConfig):  # type: ignore[misc]
 
 
 def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
-    """Redirect reads of a cache's sizes to the axes where the new layout has them.
-
-    Only caches have four axes.
-    """
+    """Redirect reads of a cache's sizes (only caches have four axes) to the new layout's axes."""
     arguments = module.graph.find_nodes(op="placeholder")
     names = dict(zip(arguments, inputs, strict=True))
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
@@ -237,8 +224,7 @@ def _redirect_cache_sizes(module: GraphModule, inputs: Sequence[str]) -> None:
 def _drop_written_arguments(program: ExportedProgram) -> None:
     """Drop results that a method wrote in place, as they would be copies of whole caches.
 
-    From here on operators write in place, so that writes to caches that are not read afterwards
-    stay.
+    From here on operators write in place, which keeps writes to caches that are not read again.
     """
     unsafe_remove_auto_functionalized_pass(program)
     graph, specs = program.graph_module.graph, program.graph_signature.output_specs

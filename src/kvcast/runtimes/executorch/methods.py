@@ -29,7 +29,6 @@ _DTYPES = {1: "int8", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 15: "b
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings, and log only errors."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -41,8 +40,6 @@ def quiet() -> Iterator[None]:
 
 
 class Methods:
-    """A loaded file. Its methods share nothing but weights."""
-
     def __init__(self, path: Path, threads: int) -> None:
         runtime = open_runtime()
         # Threads are the process's.
@@ -59,7 +56,6 @@ class Methods:
             raise KvcastError(f"{path} is no ExecuTorch program; export it again") from None
 
     def check(self, manifest: Manifest) -> None:
-        """Raise KvcastError unless the methods match the bundle's manifest."""
         with naming(self._path):
             check_programs(
                 manifest,
@@ -83,7 +79,6 @@ class Methods:
         return [tuple(metadata.input_tensor_meta(i).sizes()) for i in range(metadata.num_inputs())]
 
     def _described(self, name: str, graph: Graph) -> ProgramFile:
-        """Return a method's description of its arguments, which have no names of their own."""
         if name not in self._program.method_names:
             raise KvcastError(
                 f"{self._path} has no method {name}, as bundle.json says; export it again"
@@ -113,8 +108,6 @@ def _argument(meta: Any) -> TensorSpec:
 
 
 class DecodeMethod:
-    """`decode`, for any number of new positions of a row."""
-
     def __init__(self, methods: Methods, vocab: int) -> None:
         shapes = methods.shapes("decode")
         self._methods = methods
@@ -125,7 +118,6 @@ class DecodeMethod:
         self.cache_shapes = shapes[_FIRST_CACHE:]
 
     def logits(self, rows: int, positions: int) -> Float32:
-        """Return memory for the logits [rows, positions, vocab] of a call for each row."""
         return np.empty((rows, positions, self._vocab), np.float32)
 
     def run(
@@ -137,11 +129,11 @@ class DecodeMethod:
         logits_pv: Float32,
         queries_sx: Float32 | None = None,
     ) -> None:
-        """Append to a row that holds `length` positions; caches are as `cache_shapes`.
+        """Append to a row that holds `length` positions; `caches` have any capacity.
 
-        Their capacity may be any. `positions` are offsets into the new tokens; negative ones count
-        from the end. `logits_pv` fp32 [len(positions), vocab] is filled, and if wanted `queries_sx`
-        fp32 [s, heads * d] with the alignment heads' queries of all tokens.
+        `positions` are offsets into the new tokens; negative ones count from the end. Fills
+        `logits_pv` fp32 [len(positions), vocab] and `queries_sx` fp32 [s, heads * d] of the
+        alignment heads.
         """
         places = np.asarray(positions, np.int64) % len(tokens_s)
         first = 0
@@ -161,7 +153,7 @@ class DecodeMethod:
     def call(
         self, tokens_s: Int64, length: int, offsets: Int64, caches: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Run the method once; as `run`, with as many tokens and offsets as one call takes."""
+        """Run the method once, with as many tokens and offsets as a call takes; see `run`."""
         given = [
             torch.from_numpy(np.ascontiguousarray(tokens_s, np.int64)[None]),
             torch.tensor([length], dtype=torch.int32),
@@ -172,7 +164,6 @@ class DecodeMethod:
 
 @cache
 def open_runtime() -> Any:
-    """Return ExecuTorch's runtime with the operators of `llama`."""
     try:
         with quiet():
             from executorch.extension.pybindings import portable_lib
@@ -200,7 +191,7 @@ class _Platform(ctypes.Structure):
 
 
 def _silence(library: ctypes.CDLL) -> None:
-    """Keep the runtime's notes off the terminal: several a step, and errors are raised anyway."""
+    """Silence the runtime's several log lines a step; errors are raised anyway."""
     platform = library["_ZN10executorch7runtime12get_pal_implEv"]
     platform.restype = ctypes.POINTER(_Platform)
     # Any function will do that is harmless whatever it is called with, from whatever thread.

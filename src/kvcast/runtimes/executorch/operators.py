@@ -82,7 +82,7 @@ def _side_by_side(mixed_ksgd: Tensor) -> Tensor:
 
 
 def _append(new: Tensor, cache: Tensor, lengths: Tensor) -> Any:
-    """Append `new` [k, s, 1, d] to the cache; return the length that it had before."""
+    """Append `new` [k, s, 1, d] to the cache; return its length before."""
     start: Any = lengths[0].item()
     torch._check(start >= 0)
     torch._check(start < cache.shape[1])
@@ -192,7 +192,7 @@ def _attend(
 def _short_convolution(
     x: Tensor, kernel: Tensor, bias: Tensor | None, past: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do as `kvcast.models.ops.states` does, over inputs [1, c, 1, w]."""
+    """As in `kvcast.models.ops.states`, over inputs [1, c, 1, w]."""
     length, new, slots = len(kernel), x.shape[1], past.shape[1]
     before_l = lengths + torch.arange(1 - length, 0)
     held_lw = past.reshape(slots, -1)[before_l % slots]

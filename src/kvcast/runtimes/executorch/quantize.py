@@ -1,8 +1,4 @@
-"""Quantizes matrices for XNNPACK, with int8 activations that have a scale per token.
-
-Products and tables of an exported graph become layers, which torchao then quantizes into patterns
-that XNNPACK's partitioner recognises.
-"""
+"""Quantizes matrices for XNNPACK, as torchao layers, with an int8 scale per token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,11 +22,10 @@ _LEAST_ROWS = 1024
 
 
 def quantize_matrices(module: GraphModule, quantize: str) -> None:
-    """Quantize products with constant matrices, and token embeddings, in place.
+    """Quantize products with constant matrices, and token embeddings (to int8), in place.
 
-    "8da8w" is int8 with a scale per row, "8da4w" int4 with a scale per group of 32; token
-    embeddings become int8 with either. Raises KvcastError where rows do not divide into groups of
-    32.
+    "8da8w" is int8 with a scale per row, "8da4w" int4 with a scale per group of 32. Raises
+    KvcastError where rows do not divide into such groups.
     """
     if quantize == "none":
         return
@@ -63,18 +58,16 @@ def _check_groups(products: Sequence[nn.Linear]) -> None:
 
 
 def for_many_tokens(quantize: str) -> str:
-    """Return the scheme for products over many tokens, as in encoders, where int4 gains nothing."""
+    """Return the scheme for many tokens, as in encoders, where int4 gains nothing."""
     return "8da8w" if quantize == "8da4w" else quantize
 
 
 def cross_dtype(quantize: str) -> torch.dtype:
-    """Return the dtype of cross caches: every step reads all of them, in fp16 half the bytes."""
+    """Return the dtype of cross caches: fp16 halves the bytes that each step reads."""
     return torch.float32 if quantize == "none" else torch.float16
 
 
 class _Table(nn.Module):
-    """An embedding table in int8 with a scale per row."""
-
     rows: torch.Tensor
     scales: torch.Tensor
 

@@ -25,7 +25,7 @@ from kvcast.runtimes.prefix import EmbeddingRuntime
 
 
 class ExecutorchRuntime(CachedRuntime):
-    """`decode` over caches [rows, ., slots, ., d] in tensors: all that a decoder-only model has."""
+    """`decode` over caches [rows, ., slots, ., d] in tensors."""
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._methods = Methods(folder / manifest.graph("decode").file, threads)
@@ -85,7 +85,7 @@ class ExecutorchRuntime(CachedRuntime):
 
 
 class _SeparateSlots(Slots):
-    """Inputs with separate tensors, without padding: `parts` has them by slot."""
+    """Inputs in separate tensors, without padding: `parts` has them by slot."""
 
     def __init__(self, count: int, make: Make) -> None:
         super().__init__(count, make)
@@ -105,8 +105,6 @@ class _SeparateSlots(Slots):
 
 
 class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
-    """`encode`, and `decode` over its results."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
         self.longest = manifest.cache_layers("linear").capacity
@@ -162,8 +160,6 @@ class ExecutorchEncoderDecoder(ExecutorchRuntime, NumpyAligningRuntime):
 
 
 class ExecutorchPrefix(ExecutorchRuntime, EmbeddingRuntime):
-    """The first call of an empty row is its source."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
         self.width = manifest.dimensions["width"]

@@ -68,7 +68,7 @@ class ExecutorchTraffic(TrafficReader):
 
 @dataclass(frozen=True)
 class _Call:
-    """An instruction: its operator, its arguments' values by index, and the data it names."""
+    """An instruction: its operator, argument values by index, and data."""
 
     operator: str
     values: Sequence[int]
@@ -172,10 +172,9 @@ class _Method:
         return starts
 
     def _residual(self, first: int, last: int) -> int:
-        """Return the instruction after the one that returns the residual of an attention.
+        """Return the instruction after the one that returns an attention's residual.
 
-        The residual is the attention's input and is read again later, perhaps only at the requested
-        positions.
+        The residual is the attention's input, read again later, maybe only at requested positions.
         """
         shape = self._hidden()
         later = {value for call in self._calls[last + 1 :] for value in call.values}
@@ -204,7 +203,7 @@ class _Method:
         return products[-1]
 
     def _makes(self) -> list[set[int]]:
-        """Return the tensors that each instruction is the first to have, which it makes."""
+        """Return the tensors that each instruction computes, as the first to have them."""
         known, makes = set(self._given), []
         for call in self._calls:
             makes.append({value for value in set(call.values) - known if self._is_made(value)})
@@ -216,7 +215,7 @@ class _Method:
         return isinstance(tensor, Tensor) and not tensor.data_buffer_idx
 
     def _hidden(self) -> list[int]:
-        """Return the shape of hidden states, as the embeddings of tokens have it."""
+        """Return the shape of hidden states, from the token embeddings."""
         lookups = (call for call in self._calls if call.operator == _LOOKUP)
         return self._sizes_of(next(lookups).values[-1])
 
@@ -224,7 +223,7 @@ class _Method:
         return list(self._plan.values[value].val.sizes)
 
     def _laid_out(self, cache: CacheTensor, value: int) -> CacheTensor:
-        """Return a cache [rows, heads, slots, d]; a ring has as many slots as the file says."""
+        """Return a cache [rows, heads, slots, d]; a ring has the file's slots."""
         if cache.kind != "ring":
             return cache
         rows, heads, _, width = cache.shape

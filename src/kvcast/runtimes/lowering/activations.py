@@ -31,8 +31,6 @@ _WORDS = 2**32
 
 
 class Activations(NamedTuple):
-    """The activations of one row."""
-
     results: Mapping[str, Float32]
     caches: list[tuple[Float32, Float32]]
 
@@ -40,7 +38,7 @@ class Activations(NamedTuple):
 def run_random_tokens(
     decode: Program, reference: Reference, widths: Mapping[str, int] | None = None
 ) -> Activations:
-    """Decode one row of random tokens at once; `widths` are of the steps whose results are kept."""
+    """Decode one row of random tokens; `widths` are those of the results that are kept."""
     dimensions: Any = reference.dimensions
     count = min(_COUNT, dimensions.max_positions)
     # NumPy's legacy generator, whose stream is guaranteed not to change.
@@ -72,7 +70,7 @@ _LEAST = 1e-5
 def smooth(
     decode: Program, weights: Mapping[str, Float32], reference: Reference
 ) -> Iterator[tuple[str, Float32]]:
-    """Yield norms and the matrices behind them, rescaled; together they compute the same."""
+    """Yield rescaled norms and the matrices that read them; results are unchanged."""
     groups = list(_groups(decode))
     widths = {group.norm: len(weights[group.parts[0]]) for group in groups}
     inputs = run_random_tokens(decode, reference, widths).results
@@ -98,7 +96,7 @@ class _Group(NamedTuple):
 
 
 def _groups(decode: Program) -> Iterator[_Group]:
-    """Yield norms that only matrices read, except the head's."""
+    """Yield norms that only matrices read, except for the head's."""
     head = decode.last_product("logits")
     for step in decode.steps:
         readers = [other for other in decode.steps if step.name in other.reads]

@@ -38,12 +38,10 @@ class CalibrationModel(Protocol):
 
 @torch.no_grad()
 def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
-    """Sample texts from a model, each from a random first token; return int64 [rows, s].
+    """Sample texts, each from a random first token; return int64 [rows, s].
 
-    Tokens are drawn from the full distribution, as Liu et al. 2023 do (LLM-QAT, arXiv:2305.17888,
-    section 3.1).
-
-    Raises KvcastError if the model's logits are not all finite.
+    From the full distribution (LLM-QAT, arXiv:2305.17888, section 3.1). Raises KvcastError if
+    logits are not finite.
     """
     dimensions = programs.dimensions
     length = min(_LENGTH, dimensions.max_positions)
@@ -67,7 +65,7 @@ def write_text(programs: CalibrationModel, tokens: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def decode_from_the_start(programs: CalibrationModel, tokens_rs: Tensor) -> None:
-    """Decode whole rows with the logits of all positions, so that all pass through all matrices."""
+    """Decode whole rows with logits of all positions, so that all pass every matrix."""
     for tokens_1s in tokens_rs[:, None]:
         count = tokens_1s.shape[1]
         caches, lengths = _caches(programs, 1, count), torch.zeros(1, dtype=torch.int32)
@@ -88,26 +86,15 @@ _DAMPING = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """Codes, and how they were found.
-
-    Attributes:
-        blocks_of: the codes of a matrix, the checkpoint's, or calibrated ones, which are searched
-            for in each call.
-        record: the numbers of calibrated matrices, of matrices with the checkpoint's codes and of
-            tokens, and the seed; for a bundle's manifest.
-
-    """
-
-    blocks_of: BlocksOf
-    record: dict[str, Any]
+    blocks_of: BlocksOf  # the checkpoint's codes, or calibrated ones, computed in each call
+    record: dict[str, Any]  # counts of matrices and tokens, and the seed; for a bundle's manifest
 
 
 @torch.no_grad()
 def calibrate(programs: TorchModel, blocks_of: BlocksOf, on_phase: OnPhase) -> Calibrated:
-    """Measure the inputs of layers' matrices; the table and the head are left as they are.
+    """Calibrate by the inputs of layers' fp32 matrices, except for the table and the head.
 
-    `programs` are fp32, without a mixture of experts, and not changed; the checkpoint's codes are
-    kept. Raises KvcastError if the model's logits are not all finite.
+    The checkpoint's codes are kept. Raises KvcastError if logits are not finite.
     """
     decode = programs["decode"]
     roles = roles_of(decode.program)

@@ -39,21 +39,12 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A program and its signature.
-
-    Attributes:
-        sizes: dynamic shapes of each argument, as torch.export takes them.
-        outputs: names of the results; `present_...` are the caches after the call.
-        kinds: the kinds of self caches that it attends to, each once: "linear", "ring".
-
-    """
-
     program: nn.Module
     arguments: tuple[Tensor, ...]
-    sizes: tuple[Any, ...]
+    sizes: tuple[Any, ...]  # dynamic shapes of each argument, as torch.export takes them
     inputs: Sequence[str]
-    outputs: Sequence[str]
-    kinds: Sequence[str] = ()
+    outputs: Sequence[str]  # names of the results; `present_...` are the caches after the call
+    kinds: Sequence[str] = ()  # of self caches, each once: "linear", "ring"
 
     @property
     def open_sizes(self) -> list[dict[int, Any]]:
@@ -72,7 +63,6 @@ def signatures_of(programs: Any) -> Mapping[str, Signature]:
 
 
 def signature_of(module: nn.Module, program: ProgramSignature) -> Signature:
-    """Return the signature of a module of this program, which takes any number of tensors."""
     return Signature(
         program=module,
         arguments=tuple(part for argument in program.arguments for part in _examples(argument)),
@@ -124,7 +114,6 @@ def taking(record: Callable[..., Any], function: Callable[..., Any]) -> Callable
 
 
 def replace_operators(exported: torch.export.ExportedProgram, table: Table) -> GraphModule:
-    """Return the program as a module in which `table`'s functions replace its operators."""
     module = exported.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError("torch.export gave no graph module")

@@ -1,15 +1,14 @@
 """kvcast's own kernels in C++, and the interpreter that runs whole programs of them.
 
 A family writes its programs. `bundles` takes them, and `weights` packs their matrices in tiles of
-64 outputs in the ISA's layout, a tied table once, in huge pages: from a bundle, which `bundles`
-wrote and which is the same for every processor, or from a checkpoint's mapped files
-(`src/packing.cpp`). `quantize` chooses each matrix's precision; GGUF tensors of 4 to 8 bits keep
-their codes by default, in separate formats (`src/instructions.def`), and a matrix whose parts
-differ is multiplied part by part. `interpreter` plans a call: with all sizes known, views are only
-strides, each op emits opcodes with addresses, and intermediate results share one arena. Plans of
-steps are kept with the cache, so a step writes its tokens and makes one call, in which
-`src/program.cpp` runs the opcodes in sequence. Threads claim tiles dynamically, spin for some
-microseconds between opcodes, and then sleep.
+64 outputs in the ISA's layout, a tied table once, in huge pages: from a bundle, which is the same
+for every processor, or from a checkpoint's mapped files (`src/packing.cpp`). `quantize` chooses
+each matrix's precision; GGUF tensors of 4 to 8 bits keep their codes by default, in separate
+formats (`src/instructions.def`), and a matrix whose parts differ is multiplied part by part.
+`interpreter` plans a call: with all sizes known, views are only strides, each op emits opcodes with
+addresses, and intermediate results share one arena. Plans of steps are kept with the cache, so a
+step writes its tokens and makes one call, in which `src/program.cpp` runs the opcodes in sequence.
+Threads claim tiles dynamically, spin for some microseconds between opcodes, and then sleep.
 
 - A row's results are bit-identical for any batch, chunk or number of threads: activations are
   quantized per row in blocks, sums have a fixed order, and attention sums parts of 256 positions,
@@ -21,12 +20,9 @@ microseconds between opcodes, and then sleep.
 - Quantized encoders quantize queries and keys to int8 with a scale per position, after subtracting
   the keys' mean, which does not change the softmax. With `--quantize none`, and without AVX-512,
   attention is fp32.
-- Experts are one opcode: it chooses each token's experts, sorts tokens by expert, and multiplies
-  the tokens of an expert together. An expert that no token chose is not read. The router stays
-  fp32.
+- Experts are one opcode, which chooses each token's experts, sorts tokens by expert, and multiplies
+  an expert's tokens together, reading only chosen experts. The router stays fp32.
 - Caches are fp32, fp16 (by default in quantized bundles), or int8 with a scale for each position of
-  a head, whose four bytes follow the codes, so copying, forking and truncating rows needs no
-  special case.
-- A chunk that would evict positions its first queries attend to is written and read position by
-  position.
+  a head, whose four bytes follow the codes, so copies and truncation need no special case.
+- A chunk that would evict positions its first queries attend to is written position by position.
 """

@@ -91,7 +91,7 @@ def _shared_attention(builder: Builder, call: SharedAttention[Any]) -> Value:
 def _attended(
     builder: Builder, call: SelfAttention[Any] | SharedAttention[Any], **own: Any
 ) -> Value:
-    """Attend over a cache; `own` are the words in which writing and reading layers differ."""
+    """Attend over a cache; `own` are the words that differ between writing and reading layers."""
     rows, new, width = call.query.sizes
     key_heads, capacity, head_dim = _expect_self_caches(call)
     out = Value.fresh(call.query.sizes, Dtype.F32)

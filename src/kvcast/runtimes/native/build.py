@@ -43,14 +43,12 @@ _ANEW = "install kvcast anew, or use --runtime onnx, which works without it"
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A compiled library, and whether it came with kvcast or was compiled here."""
-
     path: Path
     shipped: bool
 
 
 def open_library(on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
-    """Return the library, compiled first if it must be; raises LibraryMissingError."""
+    """Return the library, compiled if necessary; raises LibraryMissingError."""
     return _loaded(find_library(), on_compile)
 
 
@@ -78,7 +76,6 @@ def _loaded(existing: Library | None, on_compile: Callable[[], None]) -> ctypes.
 
 
 def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
-    """Return the library's path, compiled first if it must be; raises LibraryMissingError."""
     existing = find_library()
     return existing.path if existing else _compile(on_compile)
 
@@ -86,9 +83,8 @@ def library_path(on_compile: Callable[[], None] = lambda: None) -> Path:
 def find_library() -> Library | None:
     """Return the library if there is a complete one; nothing is compiled.
 
-    Compilers are started only to check whether any exists, when a library's compiler is gone: if
-    none does, it is used. Raises LibraryMissingError for a library that other users could have
-    written, and for a damaged one that came with kvcast.
+    If its compiler is gone, it is used only if there is no other. Raises LibraryMissingError for a
+    library that other users could have written, and for a damaged one that came with kvcast.
     """
     sources = sources_digest(SOURCES)
     shipped, record = SHIPPED / LIBRARY, read_record(SHIPPED / RECORD)
@@ -112,10 +108,7 @@ def check_compiler() -> None:
 
 
 def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
-    """Return whether a library loads, compiling it first if necessary.
-
-    A compiler that failed is not run again here; `open_library` does.
-    """
+    """Return whether a library loads, compiling it if necessary; a failure is not retried here."""
     try:
         existing = find_library()
         if existing is None:
@@ -141,7 +134,6 @@ def _fields(library: Path, sources: str) -> Fields:
 
 
 def _is_ours(record: Fields, sources: str) -> bool:
-    """Return whether a library was made from these sources, or there are none, for this module."""
     return record.get("abi") == ABI and sources in ("", record.get("sources"))
 
 
@@ -158,7 +150,7 @@ def _path(compiler: Compiler, sources: str) -> Path:
 
 
 def _places(sources: str) -> list[Path]:
-    """Return where a library in the cache folder would be, the best first."""
+    """Return the possible paths of a library in the cache folder, best first."""
     compiled: list[Path] = []
     with contextlib.suppress(LibraryMissingError):  # CXX may be no command
         compiled = [_path(compiler, sources) for compiler in compilers()]
@@ -174,10 +166,7 @@ def _places(sources: str) -> list[Path]:
 
 
 def _is_kept(path: Path) -> bool:
-    """Return whether a complete library is in the cache folder.
-
-    Raises LibraryMissingError if other users could have written it.
-    """
+    """Return whether the cache folder has a complete library that others cannot have written."""
     if not path.is_file():
         return False
     _refuse_if_others_write(path.resolve())
@@ -227,11 +216,7 @@ def _only_compiler(path: Path) -> Iterator[None]:
 
 
 def _refuse_if_others_write(library: Path) -> None:
-    """Raise LibraryMissingError if another user could have written the library.
-
-    It and its folder must be the user's. In the folders above, others may add files, but not
-    replace the user's.
-    """
+    """Raise LibraryMissingError unless only the user could have written or replaced the library."""
     if not hasattr(os, "geteuid"):  # Windows, where a profile's folders are its user's
         return
     for place in (library, library.parent, *library.parent.parents):
@@ -248,7 +233,6 @@ def _refuse_if_others_write(library: Path) -> None:
 
 
 def contents(library: Path) -> Fields:
-    """Return the fields by which a damaged library is recognised."""
     data = library.read_bytes()
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 

@@ -46,10 +46,7 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 def open_bundle(
     folder: Path, manifest: Manifest, threads: int, instructions: str | None = None
 ) -> Interpreter:
-    """Open a bundle's programs; KvcastError names the file that cannot be run.
-
-    `instructions` is a set of the library's, by default the chosen.
-    """
+    """Open a bundle's programs, on an ISA; KvcastError names the file that cannot be run."""
     paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
     programs = {name: _read(path, manifest.graphs[name]) for name, path in paths.items()}
     machine = Machine(threads, instructions)
@@ -69,10 +66,7 @@ def open_checkpoint(
     instructions: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> tuple[Manifest, Interpreter]:
-    """Open a checkpoint; the manifest equals its bundle's.
-
-    `instructions` is a set of the library's, by default the chosen.
-    """
+    """Open a checkpoint, on an ISA; the manifest equals its bundle's."""
     precision = checkpoint.opened_in(precision)
     family, dimensions = checkpoint.family, checkpoint.dimensions
     programs = family.write_programs(dimensions)
@@ -95,7 +89,6 @@ def open_checkpoint(
 def manifest_of(
     checkpoint: Checkpoint, programs: Mapping[str, Program], precision: BundlePrecision
 ) -> Manifest:
-    """Return the manifest that a checkpoint's bundle would have."""
     return Manifest(
         family=checkpoint.family.name,
         runtime="native",
@@ -156,8 +149,7 @@ def lower(
 ) -> dict[str, Graph]:
     """Write `native/NAME.json` for each program and `native/weights.safetensors` under `folder`.
 
-    `constants` are the programs' in addition to the tensors; `blocks_of` has the checkpoint's codes
-    of a matrix, which are kept.
+    `constants` are the programs' own; `blocks_of` has codes of the checkpoint, which are kept.
     """
     (folder / FOLDER).mkdir()
     for name, program in programs.items():
@@ -216,10 +208,7 @@ def constants_of(
     names: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Callable[[], StoredValues]]:
-    """Group a file's tensors into constants: a matrix's codes and scales are one.
-
-    `names` has the file's names by the programs'; `shapes` are of the checkpoint's tensors.
-    """
+    """Group a file's tensors, whose names programs know by `names`, into codes with scales."""
     known = {name.removesuffix(CODES) for name in names if not name.endswith((SCALES, LEAST))}
     return {
         name: partial(_numbers, lambda part: read(names[part]), names, name, shapes.get(name))
@@ -247,7 +236,7 @@ def _numbers(
 
 
 def _shaped(numbers: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
-    """Undo the order of a convolution's windows: [outputs, size * channels]."""
+    """Undo the reordering of a convolution, [outputs, size * channels]."""
     if shape is None or numbers.shape == shape:
         return numbers
     outputs, channels, *sizes = shape

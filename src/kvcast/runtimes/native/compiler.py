@@ -1,7 +1,4 @@
-"""Compiles the library from the sources that kvcast ships, with an installed C++ compiler.
-
-Used on a library's first use and when a wheel is built.
-"""
+"""Compiles the library with an installed C++ compiler, on its first use or for a wheel."""
 
 import errno
 import hashlib
@@ -45,27 +42,20 @@ _LINK_FLAGS = ("-Wl,-z,defs",) if sys.platform == "linux" else ()
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """A compiler with gcc's options: its command, and the programs that the command names.
-
-    A program is identified by path, size and modification time, so that none is started to check
-    whether it compiled a library.
-    """
+    """A compiler with gcc's options, identified by path, size and time of its programs."""
 
     command: Sequence[str]
     programs: Sequence[str]
 
     @property
     def digest(self) -> str:
-        """A name for all, except the sources, that a library depends on."""
+        """A hash of everything, except the sources, that a library depends on."""
         parts = (*self.command, *self.programs, *_FLAGS, *_POSIX_FLAGS, *_LINK_FLAGS, sys.platform)
         return hashlib.sha256("\n".join((*parts, platform.machine())).encode()).hexdigest()[:12]
 
 
 def compilers() -> list[Compiler]:
-    """Return $CXX, or whichever of g++, clang++ and c++ are installed, whether they run or not.
-
-    Raises LibraryMissingError if $CXX is not a command.
-    """
+    """Return $CXX (LibraryMissingError if it is no command), or all installed compilers."""
     chosen = _chosen()
     candidates = [chosen] if chosen else [[name] for name in _CANDIDATES]
     return [
@@ -99,14 +89,14 @@ def _chosen() -> list[str]:
 
 
 def _programs(command: Sequence[str]) -> list[str]:
-    """Describe the programs of a command: a wrapper may precede the compiler."""
+    """Describe a command's programs: a wrapper may precede the compiler."""
     paths = [Path(path).resolve() for word in command if (path := shutil.which(word))]
     stats = [(path, path.stat()) for path in paths]
     return [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in stats]
 
 
 def sources_digest(sources: Path) -> str:
-    """Return a digest of all sources' names and contents; empty if there is nothing to compile."""
+    """Return a hash of all sources' names and contents; empty without sources."""
     files = sorted(
         path for ending in ("cpp", "hpp", "def") for path in sources.rglob(f"*.{ending}")
     )
@@ -118,10 +108,9 @@ def sources_digest(sources: Path) -> str:
 
 
 def compile_library(compiler: Compiler, sources: Path, library: Path, log: Path) -> None:
-    """Compile `sources` to `library` atomically.
+    """Compile `sources`, in parallel, to `library` atomically.
 
-    Files are compiled in parallel. The compiler's messages go to `log`, which is written only on
-    failure. Raises LibraryMissingError, or OSError where the library's folder cannot be written.
+    `log` gets the messages of a failure. Raises LibraryMissingError, or OSError for the folder.
     """
     with tempfile.TemporaryDirectory(
         dir=library.parent, prefix=f"{library.stem}.", suffix=UNFINISHED

@@ -30,7 +30,7 @@ def _linear(
     residual: Value | None = None,
     gate: str | None = None,
 ) -> Value:
-    """Multiply; with a gate, multiply the activated first half of the results by the second."""
+    """Multiply; a gate multiplies the activated first half by the second."""
     expect(x.sizes[-1] == matrix.inputs, "a product's inputs")
     expect(gate is None or (matrix.outputs % 2 == 0 and residual is None), "a gate")
     is_one = isinstance(matrix, Matrix)
@@ -197,11 +197,7 @@ def _conv2d(
     *,
     activation: str = "none",
 ) -> Value:
-    """Multiply overlapping patches of each image in turn, gathered into contiguous runs.
-
-    `x`: [images, rows, columns, channels]; `matrix`: [outputs, rows * columns * channels of a
-    patch].
-    """
+    """Convolve x [images, rows, columns, channels] by GEMMs of overlapping contiguous patches."""
     images, rows, columns, channels = x.sizes
     side = math.isqrt(matrix.inputs // max(channels, 1))
     expect(side * side * channels == matrix.inputs and stride > 0 <= padding, "a convolution")

@@ -27,15 +27,13 @@ _PLANS = 64
 
 @dataclass
 class Call:
-    """A plan, and where the arena began when its addresses were last moved there."""
+    """A plan, and the arena's address at its last relocation."""
 
     plan: Plan
     base: int = 0
 
 
 class Interpreter:
-    """A machine, and the arena of its programs' intermediate results."""
-
     def __init__(
         self,
         machine: Machine,
@@ -58,7 +56,7 @@ class Interpreter:
         self._sizes: dict[tuple[Any, ...], Mapping[str, tuple[int, ...]]] = {}
 
     def angles(self) -> int | None:
-        """Return for how many positions there are rotary angles; None where none are used."""
+        """Return the number of positions with rotary angles; None without RoPE."""
         tables = [
             self.constants[argument]
             for program in self.programs.values()
@@ -87,11 +85,7 @@ class Interpreter:
         *,
         prompt: bool = False,
     ) -> Call:
-        """Plan a call from input to output arrays at fixed addresses.
-
-        Planning takes longer than a step: calls of the same sizes share a plan. `prompt`: new
-        positions belong to a prompt.
-        """
+        """Plan a call between arrays at fixed addresses; calls of the same sizes share a plan."""
         arrays = {**inputs, **outputs}
         layout = [(key, part.dtype, part.shape, part.strides) for key, part in arrays.items()]
         key = (name, prompt, len(inputs), *layout)
@@ -113,7 +107,7 @@ class Interpreter:
         return Call(plan.of(list(arrays.values())))
 
     def add(self, programs: Mapping[str, Program], beside: str) -> None:
-        """Take further programs over the same constants, which are in the file of another."""
+        """Add programs over the same constants; `beside` names the file for messages."""
         place_of, place = self._place_of, self._place_of(beside)
         self.programs = {**self.programs, **programs}
         self._place_of = lambda name: place if name in programs else place_of(name)
@@ -168,7 +162,6 @@ def planned(
 
     Outputs are the program's, or results of its ops by name. The caller keeps the arrays alive;
     they are the plan's arguments, in order. `exact`: encoder attention is computed in fp32.
-    `prompt`: new positions belong to a prompt, for which attention may use another kernel.
     """
     builder = Builder(exact=exact, prompt=prompt)
     known = _compiled(builder, program, constants, inputs, list(outputs))
@@ -180,7 +173,6 @@ def planned(
 def sizes_of(
     program: Program, constants: Mapping[Constant, Any], inputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of a program's results by name, of a call that reads these arrays."""
     known = _compiled(Builder(), program, constants, inputs, list(program.outputs))
     return {name: known[node].sizes for name, node in program.outputs.items()}
 
@@ -192,7 +184,7 @@ def _compiled(
     inputs: Mapping[str, NDArray[Any]],
     outputs: Sequence[str],
 ) -> dict[str, Any]:
-    """Compile the steps that some results need; return all results by the names of steps."""
+    """Compile the ops that some results need; return all results by name."""
     known: dict[str, Any] = {name: builder.argument(array) for name, array in inputs.items()}
 
     def resolved(given: Any) -> Any:
@@ -210,7 +202,7 @@ def _compiled(
 
 
 def read_program(path: Path) -> Program:
-    """Read a program's file; ValueError for another, or for operations that are not known here."""
+    """Read a program; raises ValueError for another file, or unknown operations."""
     program = Program.read(path)
     unknown = {step.operation for step in program.steps} - set(OPERATIONS)
     if unknown:
@@ -238,8 +230,7 @@ Int64 = NDArray[np.int64]
 def scores_plan(queries_sx: Float32, keys: Sequence[NDArray[Any]], scores_hst: Float32) -> Plan:
     """Return the call that fills `scores_hst` with scaled products of queries and keys.
 
-    `keys` has each head's lines [t, d] of its cache, contiguous; codes are followed by their
-    scale's bytes.
+    `keys` has each head's contiguous [t, d] of its cache; int8 codes are followed by their scales.
     """
     heads, tokens, positions = scores_hst.shape
     head_dim = queries_sx.shape[1] // heads
@@ -294,10 +285,9 @@ def probabilities_plan(
     among_v: Float32,
     probabilities_p: Float32,
 ) -> Plan:
-    """Return the call that fills `probabilities_p` with the probabilities of tokens among some.
+    """Return the call that fills `probabilities_p` with the softmax of tokens among some.
 
-    `hidden_pd` is the contiguous input of the product with `matrix`, the vocabulary's; `among_v` is
-    0 for tokens that count and -inf for all other tokens.
+    `hidden_pd` is the contiguous input of the output head `matrix`; `among_v` is 0 or -inf.
     """
     builder = Builder()
     builder.emit(

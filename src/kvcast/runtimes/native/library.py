@@ -1,7 +1,4 @@
-"""The compiled library's functions, and the `Machine` that calls them, with its threads and ISA.
-
-Declares the functions that `src/library.cpp` exports.
-"""
+"""The compiled library's functions, and the `Machine` that calls them, with its threads and ISA."""
 
 import ctypes
 import os
@@ -92,7 +89,7 @@ def _library() -> Any:
 
 
 def instruction_sets() -> list[str]:
-    """Return the names of the instruction sets that run here, fastest first; the last is plain."""
+    """Return the ISAs that run here, fastest first; the last is plain."""
     names: list[str] = []
     while (name := _library().kvcast_instructions(len(names))) is not None:
         names.append(name.decode())
@@ -100,16 +97,12 @@ def instruction_sets() -> list[str]:
 
 
 def kernels(instructions: str) -> str:
-    """Describe the kernels of an ISA for int8 and int4 models."""
     text: bytes = _library().kvcast_kernels(instructions.encode())
     return text.decode()
 
 
 def chosen_isa() -> str:
-    """Return the ISA in use: $KVCAST_INSTRUCTIONS, else the fastest.
-
-    Raises UsageError if it does not run here.
-    """
+    """Return $KVCAST_INSTRUCTIONS (UsageError if it does not run here), else the fastest ISA."""
     sets = instruction_sets()
     choice = os.environ.get(CHOICE)
     if not choice:
@@ -209,7 +202,7 @@ class Machine:
         return packed
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that takes a machine and fails only where memory is short."""
+        """Call a function that takes a machine; it fails only if memory is exhausted."""
         if getattr(self._library, name)(self._handle, *arguments):
             raise MemoryError
 
@@ -223,9 +216,9 @@ class Machine:
         return bool(self._library.kvcast_prompts_differ(self._handle))
 
     def multiply(self, *, int8: bool, turns: int) -> float:
-        """Multiply values in registers, `turns` times on each thread; return the operations.
+        """Multiply int8 or fp32 in registers, `turns` times on each thread; return the operations.
 
-        The upper bound of any GEMM. Values are int8 or fp32; a multiply-add counts as two.
+        The upper bound of any GEMM; a multiply-add counts as two.
         """
         operations: float = self._library.kvcast_multiply(self._handle, int8, turns)
         return operations
@@ -233,10 +226,7 @@ class Machine:
     def describe(
         self, format_: Format, outputs: int, inputs: int, tiles: NDArray[Any], count: int = 1
     ) -> NDArray[np.int64]:
-        """Return the words by which compiled programs know tiles, or addresses of `count` of them.
-
-        They hold addresses in `tiles` and in the library, and nothing of this machine.
-        """
+        """Return the words (addresses) by which compiled programs know `count` tiles."""
         words = np.zeros(DESCRIPTION, np.int64)
         address = tiles.ctypes.data
         self._library.kvcast_describe(
@@ -245,11 +235,7 @@ class Machine:
         return words
 
     def _take(self, size: int) -> NDArray[np.uint8]:
-        """Allocate bytes adjacent to earlier matrices, so that they are in huge pages.
-
-        NumPy requests huge pages only for large arrays; two threads read a quarter faster from
-        them.
-        """
+        """Allocate bytes adjacent to earlier matrices: two threads read huge pages 25% faster."""
         if size > len(self._room):
             self._room = aligned(max(size, _ROOM))
         taken, self._room = np.split(self._room, [-(-size // _ALIGNMENT) * _ALIGNMENT])
@@ -269,7 +255,6 @@ def rounded_bytes(rows: int, inputs: int) -> int:
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Return bytes that begin where the widest loads want them."""
     whole = np.empty(size + _ALIGNMENT, np.uint8)
     first = -whole.ctypes.data % _ALIGNMENT
     return whole[first : first + size]

@@ -5,15 +5,12 @@ minimums (`kvcast.spec.stored_matrices`).
 
 - int8: a scale per output, in models with an encoder.
 - int8 in blocks: a scale for 32 inputs of an output; decoder-only models, tables that int4 keeps at
-  8 bits, and Q8_0.
+  8 bits, and Q8_0. Perplexity grows by less than half of the growth with one scale per output.
 - int4: a scale and a minimum for 32 inputs of an output; Q4_0, Q4_1 and Q4_K as well.
 
-With a scale for 32 inputs, perplexity of decoder-only models grows by less than half of the growth
-with one per output. int4 scales are found by a small search for the least squared error
-(`searched`, llama.cpp's `make_qkx2_quants`). In bundles, a GGUF file's
-Q4_0, Q4_1 and Q8_0 stay exact; the scales and minimums of Q4_K, products of two, become fp16; Q5
-and Q6, and fused matrices whose parts differ, become 8 bits in blocks. Checkpoints opened directly
-keep more (`weights.py`). AOTInductor's packages hold the same.
+In bundles, a GGUF file's Q4_0, Q4_1 and Q8_0 stay exact; the scales and minimums of Q4_K, products
+of two, become fp16; Q5 and Q6, and fused matrices whose parts differ, become 8 bits in blocks.
+Checkpoints opened directly keep more (`weights.py`). AOTInductor's packages hold the same.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -118,20 +115,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """The uses of a program's matrices, by their names.
-
-    Attributes:
-        heads: matrices whose products become logits, with only scalar operations in between.
-        crosses: whether layers may attend to an encoded input.
-
-    """
+    """The uses of a program's matrices, by their names."""
 
     products: Set[str]
     convolutions: Set[str]
     tables: Set[str]
-    heads: Set[str]
+    heads: Set[str]  # their products become logits, with only scalar operations in between
     routers: Set[str]
-    crosses: bool = True
+    crosses: bool = True  # layers may attend to an encoded input
 
 
 def roles_of(program: Program) -> Roles:
@@ -148,10 +139,9 @@ def roles_of(program: Program) -> Roles:
 def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
     """Choose the storage of each matrix that programs multiply with, by name.
 
-    With "int4", heads and embedding tables keep 8 bits, and so do matrices that `decode` does not
-    read: they run once for a source, where many tokens share each weight load and 4 bits gain
-    nothing. A router is not quantized: it is small, and its choices matter much. Convolutions also
-    run once for a source, and keep 8 bits.
+    With "int4", these keep 8 bits: heads, tables, convolutions, and matrices that `decode` does not
+    read (they run once for a source, where many tokens share each weight load). Routers are not
+    quantized: they are small, and their choices matter.
     """
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
     # perplexity. What they would do for encoders, and decoders that attend to them, was not
@@ -176,10 +166,6 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
 
 
 def choices(programs: Mapping[str, Roles]) -> dict[str, tuple[str, ...]]:
-    """Return the precisions that a recipe may choose for each matrix, by name.
-
-    Routers are not quantized, as in `kinds`, and convolutions have no 4-bit kernel.
-    """
     *without_int4, _ = MATRICES
     convolved = {name for roles in programs.values() for name in roles.convolutions}
     return {
@@ -189,10 +175,7 @@ def choices(programs: Mapping[str, Roles]) -> dict[str, tuple[str, ...]]:
 
 
 def kinds_by(programs: Mapping[str, Roles], precision: BundlePrecision) -> dict[str, Kind]:
-    """Choose how each matrix is stored in a precision, by a recipe if it has one.
-
-    Raises KvcastError for a recipe of other matrices.
-    """
+    """Choose the storage of each matrix, by a recipe if any; KvcastError if its matrices differ."""
     if precision.recipe is None:
         return kinds(programs, "int8" if precision.quantize == OWN else precision.quantize)
     asked, allowed, int8 = precision.recipe.matrices, choices(programs), kinds(programs, "int8")
@@ -213,8 +196,6 @@ def store_matrix(
     """Return the weight file's tensors of a matrix [outputs, inputs], or one for each expert.
 
     The checkpoint's codes are kept: 8 bits always, 4 bits with int4.
-
-    Raises AssertionError if its shape is not the matrix's.
     """
     if kind is Kind.EXACT:
         return {name: matrix}
@@ -287,10 +268,9 @@ def searched(
 ) -> CodedMatrix:
     """Return int4 blocks of a matrix, whose inputs are a multiple of 32, with little squared error.
 
-    As llama.cpp's `make_qkx2_quants` does for Q4_K: several ranges, a little narrower and wider
-    than a block's, give codes; the least-squares scale and minimum of each are compared, and the
-    pair with the least error is kept. They are float16, as the kernels read them. `weights`
-    [inputs], above 0, weigh the squared errors of an input.
+    As llama.cpp's `make_qkx2_quants` for Q4_K: ranges a little narrower and wider than a block's
+    give codes; of their least-squares scales and minimums, in fp16, the pair with the least error
+    is kept. `weights` [inputs], above 0, weigh the squared errors of an input.
     """
     outputs, inputs = matrix.shape
     given = np.ones(inputs, np.float32) if weights is None else weights

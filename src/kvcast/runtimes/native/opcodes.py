@@ -1,9 +1,7 @@
 """The interpreter's opcodes and their operands, read from `src/instructions.def` as C++ does.
 
-`src/instructions.def` has the fields of each opcode, passed here by name; the values of this
-module's enumerations are compared with it on import. It does without NumPy: the build of a wheel
-imports it. An operand in the arena is an `Address`, whose
-word is known once the arena has been laid out.
+Enumerations here are compared with it on import. Imports no NumPy, for the build of a wheel. An
+operand in the arena is an `Address`, whose word is known once the arena has been laid out.
 """
 
 import itertools
@@ -97,8 +95,6 @@ class Activation(IntEnum):
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that values are views of."""
-
     size: int
     address: int | None = None
 
@@ -119,7 +115,7 @@ _SIZES = {"Dims": 4, "Axes": 3, "Arrays": None}
 
 
 def _size(type_: str) -> int | None:
-    """Return how many words a field takes; None if it varies."""
+    """Return the number of words of a field; None if it varies."""
     if type_ in SCHEMA.structs:
         return sum(_size(member) or 0 for _, member in SCHEMA.structs[type_])
     return _SIZES.get(type_, 1)
@@ -174,12 +170,11 @@ def bits(value: float) -> int:
 
 
 def padded(values: Sequence[int], count: int, filler: int) -> list[int]:
-    """Return values with filler in front, `count` in all."""
     return [filler] * (count - len(values)) + list(values)
 
 
 def check_members(enum: type[IntEnum], *shared: Mapping[str, int]) -> None:
-    """Raise ValueError if an enumeration differs from that of C++."""
+    """Raise ValueError if an enumeration differs from the C++ one."""
     expected = {name: number for members in shared for name, number in members.items()}
     if {member.name: int(member) for member in enum} != expected:
         raise ValueError(f"{enum.__name__} is not as in instructions.def")
@@ -197,15 +192,13 @@ _PART = re.compile(r"\(\s*([^(),]*?)\s*,\s*([^(),]*?)\s*\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The contents of the file."""
-
     enums: Mapping[str, Mapping[str, int]]
     structs: Mapping[str, Fields]
     instructions: Mapping[str, Fields]
 
     @classmethod
     def read(cls, path: Path) -> "Schema":
-        """Read a file; raises ValueError for text that is none of the macros."""
+        """Read a file; raises ValueError for text outside of macros."""
         text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
         if rest := _MACRO.sub("", text).strip():
             raise ValueError(f"{path} has a part that is no macro: {rest[:80]!r}")

@@ -70,7 +70,7 @@ def _index_select(builder: Builder, x: Value | NDArray[Any], axis: int, index: A
 
 
 def _gather(builder: Builder, x: Value, axis: int, index: Value, count: int) -> Value:
-    """Select along an axis; the axes before and after it are each joined to one."""
+    """Select along an axis, with the axes on each side of it joined."""
     if x.dtype != Dtype.F32:
         x = builder.copied(x, Dtype.F32)
     before, limit, after = x.sizes[:axis], x.sizes[axis], x.sizes[axis + 1 :]

@@ -74,7 +74,7 @@ class Experts:
 
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> Self:
-        """Return one matrix or more; ValueError if their formats or shapes differ."""
+        """Join matrices; raises ValueError if formats or shapes differ."""
         if len({(matrix.format, matrix.outputs, matrix.inputs) for matrix in matrices}) != 1:
             raise ValueError("an expert does not fit the others")
         addresses = [matrix.tiles.ctypes.data for matrix in matrices]
@@ -93,24 +93,15 @@ class Experts:
 
 @dataclass(frozen=True)
 class Plan:
-    """A program for one call.
-
-    Attributes:
-        words: with addresses in the arena relative to 0, until a call relocates them.
-        arguments: the address of each of the call's arrays, and the indices of the words that hold
-            it.
-        kept: other arrays that the plan keeps alive.
-
-    """
-
-    words: NDArray[np.int64]
+    words: NDArray[np.int64]  # addresses in the arena are relative to 0 until a call relocates them
     in_arena: NDArray[np.int64]
     arena: int
+    # addresses of the call's arrays, and the words that hold them
     arguments: Sequence[tuple[int, NDArray[np.int64]]]
-    kept: Sequence[Any]
+    kept: Sequence[Any]  # other arrays that the plan keeps alive
 
     def of(self, arrays: Sequence[NDArray[Any]]) -> "Plan":
-        """Return the plan of the same call with other arrays, of the same sizes and strides."""
+        """Return the plan of the same call with other arrays of equal sizes and strides."""
         words, arguments = self.words.copy(), []
         for (address, places), array in zip(self.arguments, arrays, strict=True):
             words[places] += array.ctypes.data - address
@@ -120,7 +111,7 @@ class Plan:
 
 @dataclass
 class _Result:
-    """An instruction that can put its result as int8 as well, or instead."""
+    """An instruction that can return its result as int8, too, or only."""
 
     instruction: Instruction
     rows: int
@@ -129,10 +120,7 @@ class _Result:
 
 @dataclass
 class Builder:
-    """Instructions so far.
-
-    `exact`: attention of encoders is computed in fp32. `prompt`: self-attention is a prompt's.
-    """
+    """Instructions so far; `exact`: encoder attention in fp32; `prompt`: prefill self-attention."""
 
     exact: bool = True
     prompt: bool = False
@@ -151,7 +139,7 @@ class Builder:
         return Value.of(array)
 
     def argument(self, array: NDArray[Any]) -> Value:
-        """Return an array of the call as a value; arrays of other calls may take its place."""
+        """Return an array of the call as a value; see `Plan.of`."""
         value = Value.of(array)
         self._arguments.append(value.storage)
         return value
@@ -162,14 +150,10 @@ class Builder:
         self._lies_in[storage] = wanted
 
     def may_be_rounded(self, value: Value, rows: int, width: int) -> None:
-        """Record that the last instruction can also return its result, [rows, width], as int8.
-
-        The result, `out`, has its own storage; `rounded_out` is not set yet.
-        """
+        """Record that the last instruction can return its result [rows, width] as int8, too."""
         self._results[value.storage] = _Result(self.instructions[-1], rows, width)
 
     def rounded(self, lines: Lines) -> Word:
-        """Return the address of lines as int8."""
         storage, offset = lines.value.storage, lines.value.offset
         key = (storage, offset, lines.rows, lines.width, lines.stride)
         if key not in self._rounded:
@@ -217,7 +201,7 @@ class Builder:
         return self.copied(value, dtype)
 
     def elements(self, operation: Element, out: Value, *inputs: Value) -> None:
-        """Compute `out` elementwise; inputs are repeated to its sizes."""
+        """Compute `out` elementwise; inputs are broadcast."""
         repeated = [out.strides, *(value.broadcast(out.sizes) for value in inputs)]
         sizes, strides = _joined(out.sizes, repeated)
         if len(sizes) > _DIMS:
@@ -303,7 +287,7 @@ def _joined(
 
 
 def _laid_out(instructions: Sequence[Instruction]) -> tuple[dict[Storage, int], int]:
-    """Give every storage without an address a place; return the places and the bytes in all."""
+    """Place every storage without an address in the arena; return places and total bytes."""
     last: dict[Storage, int] = {}
     in_arena = [
         [storage for storage in instruction.storages() if storage.address is None]

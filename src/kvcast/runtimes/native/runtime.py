@@ -46,8 +46,6 @@ from kvcast.runtimes.prefix import EmbeddingRuntime
 
 @dataclass(frozen=True)
 class Encoding:
-    """A planned call of `encode` and its arrays."""
-
     inputs: Mapping[str, NDArray[Any]]
     outputs: Mapping[str, NDArray[Any]]
     call: Call
@@ -188,7 +186,6 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return Encoding(inputs, outputs, self.interpreter.call("encode", inputs, outputs))
 
     def _positions(self, given: Mapping[str, NDArray[Any]]) -> int:
-        """Return an input's positions: as in `source`, as computed, or a constant."""
         if (source := given.get(SOURCE)) is not None:
             return int(source.shape[1])
         if given.keys().isdisjoint({*self.encoded, SOURCE_LENGTHS}):
@@ -219,7 +216,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     def read(
         self, tokens_s: Int64, cache: CacheHandle, row: int, scored: TokenProbabilityQuery | None
     ) -> tuple[Float32, Float32]:
-        """Run the program without its last product: logits of many positions are many bytes."""
+        """Run the program without its last product: logits of many positions are large."""
         (run,) = cache.plan([row], [tokens_s]).runs
         new, width = len(tokens_s), len(self.alignment_heads) * self._cross.head_dim
         positions = np.array(() if scored is None else scored.positions, np.int64)
@@ -236,7 +233,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         return probabilities_p, queries_rsx[0]
 
     def _keys(self, cache: CacheHandle, row: int, layer: int, head: int) -> NDArray[Any]:
-        """Return a head's keys as the cache has them, [t, a position's line]."""
+        """Return a head's keys in the cache's layout, [t, a position's line]."""
         slots = cache.memory.slots
         parts = dict(zip(self.encoded, slots.parts, strict=True))
         keys: NDArray[Any] = parts[f"cross_key_{layer}"][slots.places[cache.input_of(row)], head]
@@ -319,7 +316,7 @@ class NativeInputStream(InputStream):
 
 
 def _room_for_scores(memory: Memory, shape: tuple[int, int, int]) -> Float32:
-    """Return an array in memory that is kept: fresh pages would take a third of the time."""
+    """Return an array in reused memory: fresh pages would take a third of the time."""
     size = prod(shape)
     if len(memory.bound.get("scores", ())) < size:
         memory.bound["scores"] = np.empty(size, np.float32)
@@ -341,8 +338,6 @@ def _line(run: CacheLayers) -> int:
 
 
 class NativePrefix(NativeRuntime, EmbeddingRuntime):
-    """The first call of an empty row is its source."""
-
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
         self.prompts_differ = False  # a source's positions see each other in both directions

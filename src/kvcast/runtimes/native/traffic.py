@@ -1,8 +1,7 @@
-"""The traffic of calls on kvcast's interpreter, from the words of a call's plan.
+"""The traffic of calls on kvcast's interpreter, from the addresses in a call's plan.
 
-Each address of an instruction is looked up among the packed weights and the call's caches. A cache
-is in place if attention has its address, and copied if an elementwise instruction reads its whole
-size.
+A cache is in place if attention has its address, and copied if an elementwise instruction reads its
+whole size.
 """
 
 from bisect import bisect_right
@@ -104,7 +103,7 @@ def _results(
     arrays: Mapping[str, NDArray[Any]],
     caches: Mapping[str, CacheTensor],
 ) -> dict[str, NDArray[Any]]:
-    """Return arrays for the results that a call asks for: of `decode` the logits alone."""
+    """Return arrays for a call's results; for `decode` only logits."""
     sizes = interpreter.sizes(name, arrays)
     wanted = [LOGITS] if name == _DECODE and LOGITS in sizes else list(sizes)
     return {
@@ -117,7 +116,7 @@ def _results(
 
 @dataclass(frozen=True)
 class _Part:
-    """Memory of a constant; `rows`: how many of them a table has."""
+    """The memory of a constant, of which a table has several rows."""
 
     name: str
     first: int
@@ -150,10 +149,7 @@ def _parts(name: str, packed: Any) -> Iterator[_Part]:
 
 @dataclass(frozen=True)
 class Listed:
-    """An instruction: fields are integers, addresses, lists of integers, or a struct's fields.
-
-    An address is None if null or in the arena; a float is a double's bits.
-    """
+    """An instruction; an address is None if null or in the arena, a float a double's bits."""
 
     operation: Operation
     fields: Mapping[str, Any]

@@ -1,7 +1,6 @@
 """Values of a program under planning: strided views of storages, with all sizes known.
 
-Has torch's views as sizes and strides, checks of operands, and the words by which instructions name
-them; emits no instructions.
+As torch's views; checks operands, and encodes them as instruction words.
 """
 
 import itertools
@@ -73,10 +72,7 @@ class Value:
         return whole and self.offset == 0 and self.is_contiguous
 
     def viewed(self, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> Self:
-        """Return another view of the storage, `offset` elements further on.
-
-        Raises ValueError if it exceeds the storage.
-        """
+        """Return a view `offset` elements further on; ValueError if it exceeds the storage."""
         first = self.offset + offset
         last = first + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
         inside = 0 <= first <= last < self.storage.size // self.dtype.size
@@ -115,7 +111,7 @@ class Value:
         )
 
     def flattened(self, first: int = 0, last: int = -1) -> "Value | None":
-        """Join axes; None where that is no view."""
+        """Join axes; None if the result is no view."""
         first, last = first % len(self.sizes), last % len(self.sizes)
         joined = [i for i in range(first, last + 1) if self.sizes[i] != 1]
         for axis, following in itertools.pairwise(joined):
@@ -134,7 +130,7 @@ class Value:
         return self.viewed(sizes, self.strides, first * self.strides[axis])
 
     def broadcast(self, sizes: Sequence[int]) -> list[int]:
-        """Return strides that repeat it to these sizes; ValueError if that cannot be."""
+        """Return the strides that broadcast it to these sizes; raises ValueError."""
         missing = len(sizes) - len(self.sizes)
         fits = missing >= 0 and all(
             size in (1, wanted) for size, wanted in zip(self.sizes, sizes[missing:], strict=True)
@@ -158,7 +154,7 @@ class Lines:
 
 
 def lines_of(value: Value) -> Lines | None:
-    """Return a value as lines along its last axis; None where it is not in that form."""
+    """Return a value as lines along its last axis, if it can be viewed so."""
     *leading, width = value.sizes
     if not leading:
         value = value.unsqueezed(0)
@@ -183,19 +179,19 @@ NO_HEADS = STRUCTS["Heads"].words(data=NOTHING, number=int(Dtype.F32), stride=0,
 
 
 def expect(fits: bool, subject: str) -> None:
-    """Raise ValueError: programs come from files, and instructions do not check addresses."""
+    """Raise ValueError: programs come from files, and kernels do not check addresses."""
     if not fits:
         raise ValueError(f"{subject} do not fit")
 
 
 def expect_lengths(lengths: Value | None, count: int) -> None:
-    """Raise ValueError unless there is a length for each of `count` rows or inputs, or none."""
+    """Raise ValueError unless `lengths` is None or int32 [count]."""
     fits = lengths is None or (lengths.dtype == Dtype.I32 and lengths.sizes == (count,))
     expect(fits and (lengths is None or lengths.is_contiguous), "lengths")
 
 
 def expect_angles(cosines: NDArray[Any] | None, sines: NDArray[Any] | None, each: int) -> None:
-    """Raise ValueError unless positions have `each` cosines and sines, or there are no tables."""
+    """Raise ValueError unless there are `each` cosines and sines, or no tables."""
     expect((cosines is None) == (sines is None), "tables of angles")
     for table in (cosines, sines):
         fits = table is None or (table.dtype == np.float32 and table.shape == (len(table), each))
@@ -203,7 +199,7 @@ def expect_angles(cosines: NDArray[Any] | None, sines: NDArray[Any] | None, each
 
 
 def expect_bias(bias: Value | None, sizes: Sequence[int]) -> None:
-    """Raise ValueError for a bias that is not of products [rows, heads, queries, keys]."""
+    """Raise ValueError for a bias that is not [rows, heads, queries, keys]."""
     expect(bias is None or len(bias.sizes) == len(sizes), "a bias")
     if bias is not None:
         bias.broadcast(sizes)

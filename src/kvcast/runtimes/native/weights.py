@@ -93,10 +93,7 @@ def packed_constants(
 
 
 class BundleWeights(Weights):
-    """The tensors of a bundle's file, which is mapped.
-
-    `rows_of` returns the location of a table's rows in it, which may be larger than all else.
-    """
+    """The tensors of a bundle's mapped file; `rows_of` locates a (large) table's rows in it."""
 
     def __init__(self, path: Path, rows_of: RowsOf = lambda _: None) -> None:
         from safetensors import safe_open
@@ -136,8 +133,6 @@ class BundleWeights(Weights):
 
 
 class CheckpointWeights(Weights):
-    """The tensors of a checkpoint, quantized as they are packed."""
-
     def __init__(
         self,
         programs: Mapping[str, Program],
@@ -230,7 +225,7 @@ _OWN_FORMATS: Mapping[Encoding, Format] = {
 
 
 def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = False) -> Format:
-    """Choose the format of a matrix of that kind, from the encodings of its rows.
+    """Choose the format of a matrix from the encodings of its rows.
 
     With `own`, a file's codes are kept in any format that holds them. Otherwise 8-bit codes are
     always kept, and 4-bit codes in a 4-bit matrix. Others become int8 in blocks.
@@ -251,7 +246,6 @@ def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = F
 
 
 def keeps(encodings: Set[Encoding], formats: Set[Format]) -> bool:
-    """Return whether a matrix in these formats keeps its file's values or codes."""
     return formats == {Format.F32} or all(_OWN_FORMATS.get(kind) in formats for kind in encodings)
 
 
@@ -264,17 +258,11 @@ _FLOATS = {"float16": "F16", "float32": "F32"}
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """Tensors with the same type in the files and the same format in memory.
+    """Tensors with the same type in the files and the same format in memory."""
 
-    Attributes:
-        stored: types of the tensors in the files; empty for computed tensors, and for bundles.
-        kept: whether memory has the files' values or codes, without rounding.
-
-    """
-
-    stored: str
+    stored: str  # types in the files; empty for computed tensors, and for bundles
     held: str
-    kept: bool
+    kept: bool  # memory has the files' values or codes, without rounding
     tensors: int
     stored_bytes: int
     held_bytes: int

@@ -72,7 +72,7 @@ def self_attention(
 
 
 def _first_positions(write: GraphWriter, bias_rhsc: ir.Value, total: ir.Value) -> ir.Value:
-    """Cut a bias off after the longest row, as the kernel expects it."""
+    """Cut a bias off after the longest row, as the kernel expects."""
     end = write.node("Unsqueeze", [write.cast(total, _INT64), write.integers(0)], _INT64, [1])
     given = [bias_rhsc, write.integers(0), end, write.integers(3)]
     return write.node("Slice", given, _FLOAT, [*dims(bias_rhsc)[:3], "total"])
@@ -108,10 +108,10 @@ def encoder_attention(
     lengths: ir.Value | None = None,
     bias: ir.Value | None = None,
 ) -> ir.Value:
-    """Attend to all keys.
+    """Attend to all keys with flat queries.
 
-    An encoder's queries stay flat: if heads are split, the kernel stores the attention weights of
-    all heads instead of working in blocks (72 MB for 8 heads of 1,500 positions).
+    If heads are split, the kernel stores the attention weights of all heads instead of working in
+    blocks (72 MB for 8 heads of 1,500 positions).
     """
     given = [query, key, value, None, lengths, bias]
     attributes = multi_head(heads, scale)
@@ -199,7 +199,7 @@ def delta_rule(
     lengths: ir.Value,
     key_heads: int,
 ) -> ir.Value:
-    """Update states by new positions in sequence, and read them at each."""
+    """Update states [r, h, k, v] by new positions in sequence, reading them at each."""
     heads, key_dim, value_dim = map(number, dims(state)[1:])
     keys = key_heads * key_dim
     rows, new, _ = dims(x)
@@ -295,13 +295,11 @@ def _with(write: GraphWriter, operator: str, x: ir.Value, other: ir.Value) -> ir
 
 
 def _at_least(write: GraphWriter, x: ir.Value, least: int) -> ir.Value:
-    """Return the mask of [r, c] at least a bound, [r, c, 1]."""
     given = [x, write.number(least, _INT64)]
     return _column(write, write.node("GreaterOrEqual", given, _BOOL, dims(x)), 2)
 
 
 def _taken(write: GraphWriter, x: ir.Value, places: ir.Value) -> ir.Value:
-    """Take [r, c, w] from x [r, n, w] at places [r, c] of each row."""
     shape = [*dims(places), dims(x)[2]]
     return write.node("GatherND", [x, _column(write, places, 2)], x.dtype, shape, batch_dims=1)
 

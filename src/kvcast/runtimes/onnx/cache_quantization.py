@@ -66,7 +66,7 @@ def quantize_outputs(encode: Program, signature: ProgramSignature) -> Described:
 
 
 def _quantized(projection: Step, layer: int) -> Iterator[Step]:
-    """Yield the steps that give codes in place of a projection, and the scales of both halves."""
+    """Yield the steps that replace a projection by codes, and by scales of both halves."""
     exact, scales = Node(f"{projection.name}_exact"), Node(f"{projection.name}_scales")
     yield replace(projection, name=exact.name)
     yield Step(scales.name, "channel_scales", [exact])
@@ -105,7 +105,7 @@ def quantize_inputs(decode: Program, signature: ProgramSignature) -> Described:
 
 
 def aliases_of(signature: ProgramSignature) -> dict[str, str]:
-    """Return which results of `decode` are bound to which cross caches."""
+    """Return which results of `decode` alias which cross caches."""
     return {name: name.removeprefix("same_") for name in signature.outputs if "same_" in name}
 
 

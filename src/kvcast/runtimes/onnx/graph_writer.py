@@ -36,12 +36,7 @@ class Matrix(Protocol):
 
 
 class GraphWriter:
-    """A graph so far.
-
-    Attributes:
-        changed: inputs after the program wrote to them, and additional results of operations.
-
-    """
+    """A graph so far; `changed` are written inputs and additional results of operations."""
 
     def __init__(
         self,
@@ -49,7 +44,6 @@ class GraphWriter:
         constants: Mapping[str, NDArray[Any]],
         matrices: Mapping[str, Matrix],
     ) -> None:
-        """Begin a graph with these arguments, of a program with these constants and matrices."""
         self.inputs = {
             value.name or "": value
             for argument in signature.arguments
@@ -90,7 +84,6 @@ class GraphWriter:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Add an operator; return its results, of these dtypes and shapes."""
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         key = (operator, *map(id, inputs), str(sorted(attributes.items())), len(results))
@@ -150,15 +143,11 @@ class GraphWriter:
         return self.constant(name, np.array(number, dtype.numpy()))
 
     def integers(self, *numbers: int) -> ir.Value:
-        """Return a constant int64 [n]."""
         name = "_".join(map(str, ("integers", *numbers)))
         return self.constant(name, np.array(numbers, np.int64))
 
     def size(self, x: ir.Value, axis: int) -> ir.Value:
-        """Return the size of an axis, int64 [1]; one of a name is read from the first that has it.
-
-        So all layers share it.
-        """
+        """Return the size of an axis, int64 [1]; layers share the sizes that have a name."""
         size = dims(x)[axis]
         if isinstance(size, int):
             value = self.integers(size)
@@ -176,10 +165,7 @@ class GraphWriter:
         return value in self._dims
 
     def reshaped(self, x: ir.Value, sizes: Sequence[int | ir.Value]) -> ir.Value:
-        """Return x in another shape: integers, sizes, 0 for the same axis of x, and one -1.
-
-        The -1 is a known size if all others are.
-        """
+        """Return x in another shape: integers, sizes, 0 for the same axis of x, and one -1."""
         shape = [
             self._dims[size] if isinstance(size, ir.Value) else size or dims(x)[axis]
             for axis, size in enumerate(sizes)
@@ -197,20 +183,15 @@ class GraphWriter:
         return self.node("Squeeze", [size], size.dtype, [])
 
     def transposed_axes(self, x: ir.Value, first: int, second: int) -> ir.Value:
-        """Return x with two axes in each other's place."""
         shape, order = dims(x), list(range(len(dims(x))))
         order[first], order[second] = order[second], order[first]
         return self.node("Transpose", [x], x.dtype, [shape[axis] for axis in order], perm=order)
 
     def folded(self, query: ir.Value, key: ir.Value) -> ir.Value:
-        """Return queries [rows, new, width] as [batch, rows / batch * new, width].
-
-        The rows of one input read the same keys [batch, ...], which are then not repeated.
-        """
+        """Return queries [rows, new, d] as [batch, rows / batch * new, d], to share keys."""
         return self.reshaped(query, [self.size(key, 0), -1, number(dims(query)[2])])
 
     def unfolded(self, mixed: ir.Value, query: ir.Value) -> ir.Value:
-        """Return results of folded queries in the shape of the queries."""
         return self.reshaped(mixed, [self.size(query, axis) for axis in range(3)])
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -218,21 +199,18 @@ class GraphWriter:
 
 
 def dims(value: ir.Value) -> list[Dim]:
-    """Return the shape of a value: sizes and names."""
     if value.shape is None:
         raise TypeError(f"the axes of {value.name} are not known")
     return [size if isinstance(size, int) else str(size.value) for size in value.shape]
 
 
 def number(size: Dim) -> int:
-    """Return a size that is known; TypeError for another."""
     if isinstance(size, str):
         raise TypeError(f"{size} is no number")
     return size
 
 
 def broadcast(*shapes: Shape) -> list[Dim]:
-    """Return the shape that arrays of these shapes have together."""
     together: list[Dim] = [1] * max(map(len, shapes))
     for shape in shapes:
         for axis, size in enumerate(shape, len(together) - len(shape)):
@@ -281,7 +259,6 @@ def fuse(model: ir.Model) -> None:
 
 
 def _take_packed(graph: ir.Graph, node: ir.Node) -> None:
-    """Pass attention the packed product instead of query, key and value."""
     query, key, value = node.inputs[:3]
     split = query.producer() if query is not None else None
     if split is None or split.op_type != "Split" or tuple(split.outputs) != (query, key, value):

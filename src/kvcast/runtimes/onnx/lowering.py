@@ -36,7 +36,7 @@ _HEAD_MULTIPLE, _ROTARY_HEAD_MULTIPLE = 8, 16
 
 
 def check_heads(head_dim: int, *, rotary: bool) -> None:
-    """Raise KvcastError for heads, rotated or not, of a size that ONNX Runtime does not take."""
+    """Raise KvcastError for head sizes that ONNX Runtime does not support."""
     multiple = _ROTARY_HEAD_MULTIPLE if rotary else _HEAD_MULTIPLE
     if head_dim % multiple:
         raise KvcastError(
@@ -46,19 +46,9 @@ def check_heads(head_dim: int, *, rotary: bool) -> None:
 
 
 def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
-    """Write `onnx/NAME.onnx` with its data file under `folder` for each program.
+    """Write `onnx/NAME.onnx` with its data file under `folder`; return the manifest's graphs.
 
-    Args:
-        job: the checkpoint, and its precision.
-        folder: an existing folder.
-
-    Returns:
-        The manifest's entries for the graphs.
-
-    Raises:
-        UsageError: the family's self caches cannot be int8.
-        KvcastError: heads are of a size that ONNX Runtime does not take.
-
+    Raises UsageError if self caches cannot be int8, KvcastError for unsupported head sizes.
     """
     family, precision = job.family, job.precision
     roles, dimensions = family.precision, job.dimensions
@@ -146,8 +136,7 @@ def save_graph(
 ) -> Graph:
     """Write `file` with its external data; return the manifest's entry for it.
 
-    `beside` names a graph saved earlier in the same folder. Tensors with the same name in both are
-    not written again: both graphs share the bytes, on disk and, being mapped, in memory.
+    It shares the bytes of equally named tensors of `beside`, a graph saved earlier in the folder.
     """
     RemoveUnusedNodesPass()(model)
     path = folder / file

@@ -104,25 +104,15 @@ class Int8Columns(Matrix):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A matrix [outputs, inputs] in the operators' layout.
+    """A matrix [outputs, inputs] in the operators' layout."""
 
-    Attributes:
-        codes: uint8 [outputs, blocks, block * bits / 8], low bits first.
-        scales: fp32 [outputs, blocks].
-        bits: bits per code: 4 or 8. The zero point is 2^(bits-1); it dequantizes to 0, or to
-            `rest`.
-        rest: fp32 [blocks, outputs]; None where it is 0 everywhere.
-
-    """
-
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    bits: int
-    rest: NDArray[np.float32] | None = None
+    codes: NDArray[np.uint8]  # [outputs, blocks, block * bits / 8], low bits first
+    scales: NDArray[np.float32]  # [outputs, blocks]
+    bits: int  # 4 or 8; the zero point 2^(bits-1) dequantizes to 0, or to `rest`
+    rest: NDArray[np.float32] | None = None  # [blocks, outputs]; None where it is 0 everywhere
 
     @property
     def block(self) -> int:
-        """The number of inputs in a block."""
         return int(self.codes.shape[2]) * 8 // self.bits
 
     @property
@@ -225,7 +215,6 @@ def to_int8_columns(
 
 
 def exact(programs: Mapping[str, Program]) -> dict[str, Matrix]:
-    """Return all matrices and tables of programs in fp32, by name."""
     operations = ("linear", "embedding")
     every = [program.matrices(name) for program in programs.values() for name in operations]
     return {name: Exact(name) for names in every for name in names}
@@ -278,7 +267,6 @@ def _products(
 
 
 def _tables(program: Program) -> set[str]:
-    """Return the token tables: of embeddings, and of logits."""
     return set(roles_of(program).heads) | {
         step.arguments[0].name
         for step in program.steps
@@ -291,7 +279,7 @@ def in_blocks(
 ) -> Packed:
     """Return a matrix [outputs, inputs] with its own codes, or quantized to `bits`.
 
-    Raises AssertionError if the codes are not of this matrix.
+    Raises AssertionError if the codes have another shape.
     """
     own = blocks_of(name)
     if own is not None:
@@ -306,7 +294,7 @@ def in_blocks(
 
 
 def packed(blocks: CodedMatrix) -> Packed:
-    """Return blocks of 32 with the codes and scales that they have."""
+    """Return blocks of 32 with their own codes and scales."""
     scales = blocks.scales.astype(np.float32)
     codes = blocks.codes.reshape(*scales.shape, BLOCK)
     if blocks.least is None:
@@ -324,8 +312,7 @@ def packed(blocks: CodedMatrix) -> Packed:
 def eight_bits(weight_oi: NDArray[np.float32]) -> Packed:
     """Quantize [outputs, inputs] to 8 bits in blocks as large as the inputs allow, up to 128.
 
-    A block's value of largest magnitude becomes code 0, at the longer end of the range; the scale
-    is then fitted to the codes.
+    A block's value of largest magnitude becomes code 0; then the scale is fitted to the codes.
     """
     blocks = weight_oi.reshape(len(weight_oi), -1, _block(weight_oi.shape[1]))
     at = np.abs(blocks).argmax(axis=-1, keepdims=True)
@@ -345,7 +332,6 @@ def _block(inputs: int) -> int:
 
 
 def indivisible(inputs: int, block: int) -> KvcastError:
-    """Return the error for a matrix whose inputs are not a multiple of the block size."""
     return KvcastError(
         f"a matrix of {inputs} inputs cannot be quantized in blocks of {block}: use --quantize none"
     )

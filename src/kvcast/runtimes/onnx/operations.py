@@ -1,8 +1,4 @@
-"""Each operation of a program as ONNX Runtime's operators.
-
-A function here takes the writer and the operation's arguments, as values, constants and scalars,
-and returns its result.
-"""
+"""Each operation of a program as ONNX Runtime's operators; functions take writer and arguments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -174,7 +170,7 @@ def _mixture_of_experts(
 
 
 def _chosen(write: GraphWriter, logits: ir.Value, each: int) -> ir.Value:
-    """Return the softmax over all experts, of the experts of a token, [n, 1].
+    """Return the softmax over all experts, [n, 1] of a token's expert.
 
     Without normalization the kernel takes the logits themselves as routing weights.
     """

@@ -28,10 +28,7 @@ _SPARE = 128
 
 
 class OnnxRuntime(BoundRuntime):
-    """The graph `decode` over caches in NumPy arrays: all that a decoder-only model has."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int, **others: OnnxGraph) -> None:
-        """Open `decode`; `others` are graphs that belong to it, by their names."""
         self._graph = manifest.graph("decode")
         self._session = onnx_session(folder / self._graph.file, threads)
         check_graphs(manifest, {"decode": self._session, **others})
@@ -75,7 +72,7 @@ class OnnxRuntime(BoundRuntime):
     def _short_chunk(
         self, memory: Memory, run: Run, tokens_rs: Int64, lengths: Int32, offsets: Int64
     ) -> Chunk:
-        """Append a few tokens to one row, through a binding that is kept for the next time."""
+        """Append a few tokens to one row, through a cached binding."""
         key = ("chunk", run.places, run.slots, run.new, tuple(offsets.tolist()))
         if key not in memory.bound:
             whole = memory.bound.setdefault("chunk", self._logits(OFTEN))
@@ -96,10 +93,9 @@ class OnnxRuntime(BoundRuntime):
     def _divided(self, run: Run, *, empty: bool) -> Iterator[Run]:
         """Split a run into pieces that one GroupQueryAttention call supports.
 
-        With several queries per input over cached keys (beams over a quantized cross-attention
-        cache, or a chunk over a self-attention cache) it takes one input or row at a time. Prompts
-        of models without an encoder also run row by row: int8 GEMMs have one scale per call, and a
-        text must not depend on its batch.
+        With several queries per input over cached keys (beams over an int8 cross-attention cache,
+        or a chunk) it takes one input or row. Prompts of decoder-only models run row by row, too:
+        int8 GEMMs have one scale per call, and a text must not depend on its batch.
         """
         if run.new > 1 and not (empty and run.slots):
             return run.split(1)
@@ -119,8 +115,6 @@ class OnnxRuntime(BoundRuntime):
 
 
 class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
-    """`encode`, and `decode` over its results."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         self._encode_graph = manifest.graph("encode")
         self._encode_session = onnx_session(folder / self._encode_graph.file, threads)
@@ -159,11 +153,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
         return logits_rpv[0], queries_rsx[0]
 
     def _kept_logits(self, cache: CacheHandle, positions: int) -> Float32:
-        """Return memory for logits that is reused by the next call.
-
-        Fresh pages would cost more than the GEMM that fills them, so the maximum is allocated;
-        untouched pages take no memory.
-        """
+        """Return reused memory for logits: fresh pages cost more than the GEMM that fills them."""
         bound = cache.memory.bound
         if "query" not in bound:
             bound["query"] = self._logits(cache.capacity)
@@ -182,10 +172,7 @@ class OnnxEncoderDecoder(OnnxRuntime, NumpyAligningRuntime):
 
 
 def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
-    """Describe the tensors of a layer in a cache for sequences of `capacity` positions.
-
-    A ring's slots do not depend on the capacity: a row can be copied to another cache unchanged.
-    """
+    """Describe the tensors of a layer; a ring's slots are the same for any capacity."""
     if parts := recurrent_layers(layer, np.float32):
         return parts
     ring = CompactedRing(layer.capacity, layer.capacity + _SPARE) if layer.kind == "ring" else None
@@ -194,8 +181,6 @@ def _parts(layer: CacheLayers, capacity: int) -> list[Layer]:
 
 
 class OnnxPrefix(OnnxRuntime, EmbeddingRuntime):
-    """The first call of an empty row is its source."""
-
     def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
         super().__init__(folder, manifest, threads)
         self.width = manifest.dimensions["width"]

@@ -57,7 +57,6 @@ class OnnxGraph:
             self._session.run_with_iobinding(binding)
 
     def end_profiling(self) -> Path:
-        """Write the profile that the session was opened with; return its file."""
         return Path(self._session.end_profiling())
 
     def inputs(self) -> dict[str, TensorSpec]:
@@ -68,11 +67,7 @@ class OnnxGraph:
 
 
 def onnx_session(path: Path, threads: int, profile: Path | None = None) -> OnnxGraph:
-    """Load a graph that runs with this many threads.
-
-    `profile` is where the name of a file of its operators' times and sizes begins; see
-    `OnnxGraph.end_profiling`.
-    """
+    """Load a graph; `profile` is the beginning of a file name (see `OnnxGraph.end_profiling`)."""
     options = ort.SessionOptions()
     if profile is not None:
         options.enable_profiling = True
@@ -94,9 +89,9 @@ def onnx_session(path: Path, threads: int, profile: Path | None = None) -> OnnxG
 def products_saturate() -> bool:
     """Return whether ONNX Runtime clips sums of two uint8 by int8 products to 16 bits here.
 
-    It does on x86 without VNNI, where that took the correlation of a small Mixtral's logits with
-    fp32's from 0.998 to 0.924. Tested with a product of the largest such sums, because ONNX Runtime
-    does not report its choice of kernels.
+    It does on x86 without VNNI, where a small Mixtral's logits correlated 0.924 instead of 0.998
+    with fp32. ONNX Runtime does not report its kernels, so a product of the largest such sums is
+    computed.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -114,8 +109,8 @@ def bind(
 ) -> Any:
     """Bind a decode graph: inputs by name, requested results, and caches as both.
 
-    An output that the manifest calls an alias is bound to that input's memory, and so written in
-    place. The caller keeps the arrays alive as long as the binding.
+    An output that the manifest calls an alias is bound to that input's memory. The caller keeps the
+    arrays alive as long as the binding.
     """
     binding = session.io_binding()
     wrapped = {name: ort_value(values[name]) for name in graph.inputs}
@@ -145,7 +140,6 @@ _DTYPES = {
 
 
 def check_graphs(manifest: Manifest, graphs: Mapping[str, OnnxGraph]) -> None:
-    """Raise KvcastError unless graphs, by their names in the manifest, are as it describes them."""
     check_programs(
         manifest,
         {

@@ -1,8 +1,7 @@
 """The traffic of calls on ONNX Runtime, from the nodes of a bundle's graphs.
 
-A cache is in place if the manifest binds past and present to one buffer and the node that returns
-present only writes new positions. Every other node that returns present, such as `Concat`, copies
-all of it, and so does a node that reads a cache and is neither attention nor a view.
+A cache is in place if past and present are one buffer and the node that returns present only writes
+new positions; any other node that returns present, or reads it and is no attention or view, copies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +123,6 @@ class _Counter:
         return size
 
     def _count_cache(self, node: ir.Node, name: str, value: ir.Value) -> None:
-        """Count a node's reads of a cache, or of a view of one."""
         size, cache = self._bytes(name), self._caches[name]
         is_own = name.startswith("past_")
         read = copied = 0
@@ -142,7 +140,6 @@ class _Counter:
         self._tally.cache(name, node.op_type, size, read=read, copied=copied)
 
     def _count_result(self, node: ir.Node, value: ir.Value) -> None:
-        """Count a node's writes to a cache, if a cache is its result."""
         name = value.name or ""
         if name in self._caches and name in self._results:  # of `encode`
             size = prod(self._caches[name].shape) * _item(value)
@@ -190,10 +187,7 @@ def _size(dim: str, sizes: CallSizes) -> int:
 
 
 def _taken(node: ir.Node, sizes: CallSizes) -> Iterator[ir.Graph]:
-    """Yield the branches of a condition that a call takes; both if undecidable.
-
-    A bundle's graph branches on whether an input has more queries than a constant.
-    """
+    """Yield the branches that a call takes (by the number of queries); both if undecidable."""
     if node.op_type != "If":
         return
     branches = {name: node.attributes[name].as_graph() for name in ("then_branch", "else_branch")}

@@ -26,11 +26,7 @@ class VoiceGraph:
 
 
 class VoiceListener:
-    """Processes one recording from its start, in blocks.
-
-    Each call takes and returns the graph's state. Two buffers alternate, so nothing is copied or
-    allocated; this object owns them, and shares the session.
-    """
+    """Processes one recording from its start; two state buffers alternate, without copies."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -43,15 +39,7 @@ class VoiceListener:
         )
 
     def __call__(self, blocks_nb: Float32) -> Float32:
-        """Return the probability of speech in each of the next blocks.
-
-        Args:
-            blocks_nb: samples at 16 kHz, [n, 512].
-
-        Returns:
-            float32 [n].
-
-        """
+        """Return float32 [n] probabilities of speech in the next blocks at 16 kHz, [n, 512]."""
         probabilities_n = np.empty(len(blocks_nb), np.float32)
         for i, block in enumerate(blocks_nb):
             self._input[0, :_CONTEXT] = self._input[0, -_CONTEXT:]

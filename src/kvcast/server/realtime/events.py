@@ -49,8 +49,6 @@ class TurnDetection(_Shape):
 
 
 class AudioInput(_Shape):
-    """Of a session, or of changes to it: the fields that are set."""
-
     format: AudioFormat = AudioFormat()
     transcription: TranscriptionSettings = TranscriptionSettings()
     turn_detection: TurnDetection | None = TurnDetection()
@@ -73,16 +71,12 @@ class _Audio(_Shape):
 
 
 class SessionUpdate(_Shape):
-    """A session, as `session.update` has it."""
-
     type: Literal["transcription"] = "transcription"
     audio: _Audio = _Audio()
     include: list[str] | None = None
 
 
 class Append(_Shape):
-    """Audio in base64."""
-
     audio: str
 
     @property
@@ -159,7 +153,6 @@ def from_beta(session: Any) -> Any:
 
 
 def described_as_beta(identity: str, audio: AudioInput) -> dict[str, Any]:
-    """Return a session as `transcription_session.updated` has it."""
     return {
         "id": identity,
         "object": "realtime.transcription_session",

@@ -23,17 +23,10 @@ SUBPROTOCOL = "realtime"
 
 _POLICY, _TRY_AGAIN_LATER = 1008, 1013
 
-_LONGEST_REASON = 123
-"""Bytes of a close frame's reason (RFC 6455, 5.5)."""
-
-_MUCH = 60.0
-"""Backlog of audio, in seconds, from which a client that sends more must wait."""
-
-_PATIENCE = 5.0
-"""Seconds that it waits for one transcription: its pings stand in the same line."""
-
-_TOGETHER = 4
-"""Sessions whose messages are read at once."""
+_LONGEST_REASON = 123  # bytes of a close frame's reason (RFC 6455, 5.5)
+_MUCH = 60.0  # backlog of audio, in seconds, from which a client that sends more must wait
+_PATIENCE = 5.0  # seconds that it waits for one transcription: its pings stand in the same line
+_TOGETHER = 4  # sessions whose messages are read at once
 
 
 class Realtime:
@@ -104,8 +97,6 @@ class _WindowOpener:
 
 
 class _Connection:
-    """One client and its session: one task receives, another one transcribes."""
-
     def __init__(
         self,
         websocket: WebSocket,
@@ -155,7 +146,6 @@ class _Connection:
             self._in_vain = transcribed
 
     async def _next(self) -> str | None:
-        """Return the client's next message; None if there is none for too long."""
         try:
             with anyio.fail_after(self._idle):
                 message = await self._websocket.receive()

@@ -1,8 +1,4 @@
-"""A session that transcribes: a client's events in, the server's events out.
-
-Divides audio into turns, where the client commits or where speech ends, and reports their
-transcripts.
-"""
+"""A session that transcribes: divides audio into turns, where the client commits or speech ends."""
 
 import json
 import secrets
@@ -37,15 +33,9 @@ from kvcast.speech.live import LiveWindow
 
 Event: TypeAlias = dict[str, Any]
 
-_LEAST = SAMPLE_RATE // 10
-"""Samples that a client may commit, at least: as OpenAI's."""
-
-_MOST_WAITING = 600.0
-"""Maximum backlog of audio, in seconds."""
-
-_REMEMBERED = 1000
-"""Transcripts that are kept, for the log."""
-
+_LEAST = SAMPLE_RATE // 10  # samples that a client may commit, at least: as OpenAI's
+_MOST_WAITING = 600.0  # maximum backlog of audio, in seconds
+_REMEMBERED = 1000  # transcripts that are kept, for the log
 _ITEM = "conversation.item"
 _BUFFER = "input_audio_buffer"
 _TEXT = f"{_ITEM}.input_audio_transcription"
@@ -70,10 +60,7 @@ def _named(kind: str) -> str:
 
 
 class Session:
-    """The state of one client's connection.
-
-    `receive` and `transcribe` may run on two threads at once.
-    """
+    """The state of one connection; `receive` and `transcribe` may run on two threads at once."""
 
     def __init__(
         self,
@@ -105,7 +92,6 @@ class Session:
 
     @property
     def waiting(self) -> float:
-        """Seconds of audio that wait for transcription."""
         return self._transcriber.waiting
 
     @property

@@ -36,8 +36,7 @@ CODINGS: Mapping[str, Coding] = {
     "audio/pcm": Coding(2, lambda data: np.frombuffer(data, "<i2").astype(np.int16)),
     "audio/pcmu": Coding(1, decode_mu_law),
     "audio/pcma": Coding(1, decode_a_law),
-}
-"""By the protocol's names."""
+}  # by the protocol's names
 
 
 class SessionAudio:
@@ -127,8 +126,6 @@ class SpokenTurn:
 
 @dataclass(frozen=True)
 class TurnUpdate:
-    """New text of a turn: some more text, and whether that is all."""
-
     turn: SpokenTurn
     delta: str
     done: bool
@@ -146,7 +143,6 @@ class TurnTranscriber:
 
     @property
     def waiting(self) -> float:
-        """Seconds of audio that wait for transcription."""
         return sum(turn.waiting for turn in list(self._turns)) / SAMPLE_RATE
 
     @property

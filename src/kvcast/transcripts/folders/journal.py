@@ -34,8 +34,7 @@ JOURNAL_FORMAT = "kvcast.journal"
 JOURNAL_VERSION = 1
 
 _STATE, _JOURNAL, _LOCK = ".kvcast", "journal.jsonl", "lock"
-_LONGEST_LINE = 1 << 17
-"""Bytes; a path of 4,096 bytes, escaped, occurs up to ten times in a line."""
+_LONGEST_LINE = 1 << 17  # bytes; a path of 4,096 bytes, escaped, occurs up to ten times in a line
 _MOST_BYTES = 1 << 30
 _SEAL = re.compile(rb',"check":"([0-9a-f]{64})"\}\Z')
 
@@ -44,16 +43,10 @@ _SEAL = re.compile(rb',"check":"([0-9a-f]{64})"\}\Z')
 class Entry:
     """A recording's outcome.
 
-    Attributes:
-        path: of the recording, in its folder, as `RecordingFile` has it; so are size and mtime_ns.
-        sha256: of the recording; empty for one that failed.
-        options: digest of all options that decide a transcript's content.
-        reason: why it failed, in one line, or empty.
-        name: of its transcripts, without extensions, in the output folder.
-        outputs: SHA-256 of every transcript by its path in the output folder.
-        duration: seconds of audio; null if it failed.
-        language: its code; null if it failed.
-
+    `sha256`: of the recording; empty for one that failed, as `reason` is for others. `options`:
+    digest of all options that decide a transcript's content. `name`: of its transcripts, without
+    extensions. `outputs`: SHA-256 of every transcript by its path in the output folder. `duration`
+    (in seconds), `language` (its code): null if it failed.
     """
 
     path: str
@@ -92,7 +85,7 @@ class Entry:
 
 
 def is_inside(path: str) -> bool:
-    """Tell whether a relative path, its parts separated by "/", stays in its folder."""
+    """Return whether a relative path, its parts separated by "/", stays in its folder."""
     marks = "\0\\:" if os.name == "nt" else "\0"
     return not any(mark in path for mark in marks) and not any(
         part in ("", ".", "..") for part in path.split("/")
@@ -103,15 +96,9 @@ def is_inside(path: str) -> bool:
 def opened_journal(output: Path, recordings: Path) -> Iterator["Journal"]:
     """Lock and open the journal of an existing output folder.
 
-    Leftovers of a killed run are removed, and a damaged journal is written anew. A run that is
-    refused leaves no journal where none was.
-
-    `output`: where the transcripts go.
-
-    Raises:
-        UsageError: the output folder belongs to other recordings, or to another version's journal.
-        InputOutputError: another run holds it, or it cannot be read or written.
-
+    Leftovers of a killed run are removed, and a damaged journal is written anew. Raises UsageError
+    for a folder of other recordings or another version, and InputOutputError if it is held by
+    another run or cannot be read or written; then it leaves no new journal.
     """
     state = output / _STATE
     is_new = not state.exists()
@@ -151,15 +138,10 @@ def _remove(state: Path) -> None:
 
 
 class Journal:
-    """The journal of one run, which holds its lock."""
-
     def __init__(self, state: Path, recordings: str) -> None:
-        self.staging = state
-        """Where transcripts grow until they are renamed."""
-        self.entries: dict[str, Entry] = {}
-        """The last entry of each recording, by its path."""
-        self.damaged = 0
-        """Lines that could not be read."""
+        self.staging = state  # where transcripts grow until they are renamed
+        self.entries: dict[str, Entry] = {}  # the last entry of each recording, by its path
+        self.damaged = 0  # lines that could not be read
         self._path = state / _JOURNAL
         lines, header = 0, None
         for line in _lines(self._path):

@@ -31,19 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class RecordingFile:
-    """A file to transcribe.
+    """A file to transcribe."""
 
-    `path`: relative to the folder, its parts separated by "/". `mtime_ns`: time of its last change,
-    in nanoseconds since 1970.
-    """
-
-    path: str
+    path: str  # relative to the folder, separated by "/"
     size: int
-    mtime_ns: int
+    mtime_ns: int  # since 1970
 
     @classmethod
     def at(cls, file: Path, path: str) -> "RecordingFile":
-        """Look at a file that has this path in its folder; raises OSError."""
         return cls.of(path, file.stat())
 
     @classmethod
@@ -53,23 +48,16 @@ class RecordingFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A file or folder whose status could not be read, by its path in the folder."""
-
     path: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderListing:
-    """The recordings, links and problems in a folder.
+    """The recordings, links and problems in a folder, in the order of their paths.
 
-    Attributes:
-        recordings: in the order of their paths, folder by folder.
-        problems: files and folders that could not be read.
-        older: how many recordings were left out because they are not newer.
-        others: files that no pattern and no extension names.
-        closed: folders that were not entered, as that takes `recursive`.
-
+    `older`: recordings left out because they are not newer. `others`: files that no pattern and no
+    extension names. `closed`: folders that were not entered without `recursive`.
     """
 
     recordings: tuple[RecordingFile, ...]
@@ -81,17 +69,10 @@ class FolderListing:
 
 
 def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
-    """Return the recordings of a folder.
+    """Return the recordings of a folder outside `besides`; UsageError: `newer` is no file or date.
 
     Names that begin with a dot are passed over, as are links to folders, so that no path is taken
     twice and none leaves the folder. Links to files are followed.
-
-    `params`: patterns, extensions and dates of the files to take. `besides`: a folder that is not
-    entered, if it lies inside.
-
-    Raises:
-        UsageError: `params.newer` is neither a file nor a date.
-
     """
     after_ns = None if params.newer is None else instant_ns(params.newer)
     problems: list[Problem] = []
@@ -129,7 +110,7 @@ def find(folder: Path, params: FolderParams, *, besides: Path) -> FolderListing:
 def instant_ns(newer: str) -> int:
     """Return when a file was last changed, or the instant of an ISO 8601 date (local time).
 
-    Raises UsageError where it is neither.
+    Raises UsageError for any other text.
     """
     try:
         return Path(newer).stat().st_mtime_ns
@@ -186,15 +167,11 @@ def _wanted(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return a name for each recording's transcripts, by the recording's path.
+    """Return a name for each recording's transcripts, relative to the other folder, by its path.
 
-    `given`: names by path that were given before, which stay, whether the recording is among
-    `paths` or not.
-
-    Returns:
-        Names relative to the other folder. They differ even where capitals and the composition
-        of accents do not count, as in macOS's and Windows's file systems.
-
+    `given`: earlier names by path, which stay, also those of recordings that are not among `paths`.
+    Names differ even where capitals and the composition of accents do not count, as on macOS and
+    Windows.
     """
     taken = {folded(name) for name in given.values()}
     names = {path: given[path] for path in paths if path in given}
@@ -211,7 +188,7 @@ def named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
 
 
 def may_be_named(path: str, name: str) -> bool:
-    """Tell whether `name` is one that `named` could have given to the recording at `path`."""
+    """Return whether `named` could have given `name` to the recording at `path`."""
     number = name.removeprefix(f"{path}-")
     return name in {path, _stem(path)} or (number != name and number.isdecimal())
 
@@ -233,7 +210,6 @@ class QueuedRecording:
     source: str
 
     def as_it_is(self) -> "QueuedRecording":
-        """Return the recording with its present size and date."""
         try:
             now = RecordingFile.at(Path(self.source), self.recording.path)
         except OSError:  # gone meanwhile, as its reader will tell
@@ -243,8 +219,6 @@ class QueuedRecording:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a recording: either the transcript or the error is given."""
-
     queued: QueuedRecording
     transcript: Transcript | None = None
     error: Exception | None = None
@@ -265,17 +239,11 @@ def transcribe_all(
     """Transcribe recordings, several at once, and yield each when it is done.
 
     With the option `batch`, windows of several recordings are decoded together in the caller's
-    thread. Otherwise every worker is a thread, except a single one, and takes a recording when it
-    is free. Recordings that run when the iterator is closed, or an exception arrives there, are
-    dropped at their next segment.
-
-    `queue`: consumed by the caller's thread; with `batch` at once, and each is looked at again when
-    it is opened. `workers`: recordings that run at once, without `batch`. `options`: of its
-    `transcribe`, by keyword. `watch`: takes the progress of each recording.
-
-    Raises:
-        UsageError: for options that cannot be served.
-
+    thread. Otherwise each of `workers` is a thread, except a single one, and takes a recording when
+    it is free. Recordings that run when the iterator is closed, or an exception arrives there, are
+    dropped at their next segment. `queue` is consumed by the caller's thread; with `batch` at once,
+    and each recording is looked at again when it is opened. Raises UsageError for options that
+    cannot be served.
     """
     stopped = threading.Event()
     if options.get("batch") is not None:

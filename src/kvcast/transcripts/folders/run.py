@@ -1,7 +1,7 @@
 """One run over a folder: recordings to transcribe, recordings to keep, and the result of each.
 
-A recording is done when its transcripts lie in their places and the journal records it, in this
-order; a run that is killed in between does it again, with the same result.
+A recording is done when its transcripts are in place and the journal records it, in this order; a
+run that is killed in between does it again, with the same result.
 """
 
 import hashlib
@@ -36,17 +36,13 @@ Render: TypeAlias = Callable[[str, Transcript], Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class FileResult:
-    """The result of a file.
-
-    `status`: `kept` was done before and has not changed. `duration`: seconds of audio, if it is
-    done.
-    """
+    """The result of a file."""
 
     path: str
-    status: Literal["done", "kept", "failed"]
+    status: Literal["done", "kept", "failed"]  # `kept`: done before and not changed
     error: Exception | None = None
     outputs: tuple[str, ...] = ()
-    duration: float | None = None
+    duration: float | None = None  # seconds of audio, if it is done
     language: str | None = None
 
     @property
@@ -68,8 +64,8 @@ class FileResult:
 class Summary:
     """The summary of a run over a folder.
 
-    `runtime`: None if nothing was transcribed. `passed_over`: files that were not taken for
-    recordings, but for transcripts of earlier runs.
+    `runtime`: None if nothing was transcribed. `passed_over`: files that are neither recordings nor
+    transcripts of earlier runs.
     """
 
     folder: str
@@ -85,7 +81,6 @@ class Summary:
         return sum(result.status == status for result in self.files)
 
     def audio_seconds(self, status: str) -> float:
-        """Return the seconds of audio in the files with this status."""
         return sum(result.duration or 0.0 for result in self.files if result.status == status)
 
     def document(self) -> dict[str, Any]:
@@ -110,15 +105,11 @@ class Summary:
 def opened_run(
     folder: Path, output: Path, params: FolderParams, *, options: str, extensions: Sequence[str]
 ) -> Iterator["FolderRun"]:
-    """Lock the output folder and list the recordings to transcribe.
+    """Lock the existing folder `output` and list the recordings to transcribe.
 
-    `output`: for the transcripts; exists. `params`: the choice of recordings, and whether finished
-    ones are kept. `options`: digest of all options that decide a transcript's content.
-
-    Raises:
-        UsageError: for options that cannot be served, or another folder's transcripts.
-        InputOutputError: another run holds the output folder, or it cannot be written.
-
+    `options`: digest of all options that decide a transcript's content. Raises UsageError for
+    another folder's transcripts, and InputOutputError if another run holds `output` or it cannot be
+    written.
     """
     with opened_journal(output, folder) as journal:
         yield FolderRun(folder, output, params, options, extensions, journal)
@@ -127,10 +118,8 @@ def opened_run(
 class FolderRun:
     """One run over a folder: its recordings and their outcomes.
 
-    `passed_over`: files that are neither recordings nor transcripts of earlier runs. `waiting`:
-    recordings that are to be transcribed, in order. `problems`: results of files and folders that
-    could not be read, and of recordings whose transcripts cannot have their names. `damaged`: lines
-    of the journal that could not be read.
+    `waiting`: to be transcribed, in order. `problems`: of files and folders that could not be read,
+    and of recordings whose transcripts cannot have their names. `damaged`: lines of the journal.
     """
 
     def __init__(
@@ -265,7 +254,7 @@ class FolderRun:
         return None
 
     def _stands(self, entry: Entry, recording: RecordingFile) -> bool:
-        """Tell whether a recording's transcripts still stand; records a mere change of its date."""
+        """Return whether a recording's transcripts are valid; records a mere change of its date."""
         if (entry.status, entry.options, entry.size) != ("done", self._options, recording.size):
             return False
         if self._names[recording.path] != entry.name or not self._has_outputs(entry):

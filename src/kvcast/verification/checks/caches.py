@@ -24,7 +24,7 @@ _PARENTS = ((0, 1, 2), (1, 1, 0), (2, 0, 0), (0, 0, 0), (1, 2, 0))
 
 
 def beams(trial: Trial) -> Check:
-    """Let rows change places: each goes on from its new past."""
+    """Reorder rows: each continues from its new past."""
     name, driver = "beams", trial.driver
     case, generator = trial.cases[0], trial.generator()
     if driver.most_rows == 1:
@@ -80,7 +80,7 @@ def _safe(trial: Trial) -> Int64:
 
 
 def prefix(trial: Trial) -> Check:
-    """Compute a prefix once, and continue it in rows of another cache that go on."""
+    """Compute a prefix once, and continue it in rows of another, running cache."""
     name, driver = "prefix", trial.driver
     if driver.prefix or trial.cases[0].source:
         return skipped(name, "a target depends on its source: no two share a prefix")
@@ -109,7 +109,7 @@ def prefix(trial: Trial) -> Check:
 
 
 def _halved(trial: Trial, baseline: Baseline) -> Baseline:
-    """Return a text half of whose tokens belong to its prompt."""
+    """Return a text with half of its tokens moved to its prompt."""
     text = baseline.text
     cut = len(text.written_n) // 2
     prompt_s = np.concatenate([text.case.prompt_s, text.written_n[:cut]])
@@ -125,10 +125,7 @@ def _continue(
     about: str,
     texts: Sequence[Baseline],
 ) -> Any:
-    """Feed what follows a text's prompt, step by step; return the cache.
-
-    It may have followed the prompt of another of the texts.
-    """
+    """Feed a text step by step, after its prompt or that of one of `texts`; return the cache."""
     text = baseline.text
     for n, token in enumerate(text.written_n, 1):
         logits_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
@@ -144,7 +141,7 @@ def _continue(
 
 
 def truncate(trial: Trial) -> Check:
-    """Cut rows back after tokens on trial, and go on with others."""
+    """Truncate rows after draft tokens, and continue with others."""
     name = "truncate"
     baseline = trial.baselines[0]
     text = baseline.text
@@ -167,7 +164,7 @@ def truncate(trial: Trial) -> Check:
 def _cut(
     trial: Trial, comparison: Comparison, baseline: Baseline, kept: int, wrong_n: Int64
 ) -> int:
-    """Feed a text, others' tokens, and after a cut the text's rest; return how many were cut."""
+    """Feed a text, wrong tokens, truncate, then the rest; return the number truncated."""
     driver, text = trial.driver, baseline.text
     runtime = driver.runtime
     cache = driver.cache([text.case], len(text) + len(wrong_n))
@@ -206,7 +203,7 @@ _STATUS = Path("/proc/self/statm")
 
 
 def memory(trial: Trial) -> Check:
-    """Step through a cache several times over; the process must not grow with the steps."""
+    """Step through a cache several times; the process must not grow with the steps."""
     name, driver = "memory", trial.driver
     text = trial.baselines[0].text
     if not len(text.written_n):
@@ -246,7 +243,7 @@ def memory(trial: Trial) -> Check:
 
 
 def copies(trial: Trial) -> Check:
-    """Look for caches that a step copies: in a bundle's graphs, and where they lie afterwards."""
+    """Find caches that a step copies: in a bundle's graphs, and by addresses after steps."""
     name, driver = "copies", trial.driver
     text = trial.baselines[0].text
     if not len(text.written_n):
@@ -271,7 +268,7 @@ def copies(trial: Trial) -> Check:
 
 
 def _copied(trial: Trial) -> tuple[list[str], str]:
-    """Return the caches that a bundle's graphs copy, and in words whether these could be read."""
+    """Return the caches that a bundle's graphs copy, and a note if they are unreadable."""
     if trial.bundle is None:
         return [], ""
     try:
@@ -290,7 +287,7 @@ def _addresses(cache: Any) -> list[int]:
 
 
 def _resident() -> int | None:
-    """Return the memory that this process has, in bytes; None where the system does not say."""
+    """Return the process's resident bytes, if the system reports them."""
     try:
         return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

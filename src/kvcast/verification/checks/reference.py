@@ -1,4 +1,4 @@
-"""Checks beside a reference (fp32 without a cache, or a record), and of a bundle's files."""
+"""Checks against a reference (fp32 without a cache, or a record), and of a bundle's files."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ NOBODY_KNOWS = "there is no reference: name the model's checkpoint with --agains
 
 
 def teacher_forced(trial: Trial) -> Check:
-    """Compare logits after every token of texts that the reference writes."""
+    """Compare logits after every token of texts that the reference generates."""
     name = "teacher-forced"
     if trial.oracle is None:
         return skipped(name, NOBODY_KNOWS)
@@ -48,7 +48,7 @@ def teacher_forced(trial: Trial) -> Check:
 
 
 def _of_other_inputs(trial: Trial, text: Text, i: int) -> Others:
-    """Return what the reference makes of a text with the inputs of other cases."""
+    """Return the reference's logits of a text with the inputs of other cases."""
     oracle, prompt_s = trial.oracle, text.case.prompt_s
     if oracle is None or oracle.runtime is None or not text.case.source:
         return {}
@@ -61,7 +61,7 @@ def _of_other_inputs(trial: Trial, text: Text, i: int) -> Others:
 
 
 def free_running(trial: Trial) -> Check:
-    """Let the model write its likeliest tokens; each must be the reference's, or nearly so."""
+    """Generate greedily; each token must be the reference's, or a near-tie."""
     name = "free-running"
     if trial.oracle is None:
         return skipped(name, NOBODY_KNOWS)
@@ -108,7 +108,7 @@ def free_running(trial: Trial) -> Check:
 
 
 def recorded(trial: Trial) -> Check:
-    """Compare a bundle with itself on the day of its export."""
+    """Compare a bundle with its results at its export."""
     name, known = "recorded", trial.recorded
     if known is None:
         return skipped(name, "no logits were recorded by an export")
@@ -145,7 +145,7 @@ def alignment(trial: Trial) -> Check:
 
 
 def _beside(trial: Trial, text: Text, cache: Any) -> Callable[[], Place | None]:
-    """Return a function that finds the first place where a cache is not the reference's."""
+    """Return a function that finds the first place where a cache differs from the reference's."""
 
     def place() -> Place | None:
         own = trial.oracle.cache(text) if trial.oracle and trial.layers else None
@@ -165,7 +165,7 @@ def _divergence(
 
 
 def _described(trial: Trial, expected: Expected, n: int, token: int, first: int) -> dict[str, Any]:
-    """Describe a token that is not the reference's; both of their logits may be off."""
+    """Describe a token that differs from the reference's; both logits may be off."""
     margin = expected.margin(n, token)
     bound = trial.tolerance.margin * expected.deviation
     return {
@@ -189,7 +189,6 @@ def dimensions(trial: Trial) -> Check:
 
 
 def weights(trial: Trial) -> Check:
-    """Compare constants in the bundle's files with the checkpoint's."""
     if trial.files is None:
         return skipped(checks.WEIGHTS, _NO_FILES)
     return checks.weights(
@@ -198,7 +197,6 @@ def weights(trial: Trial) -> Check:
 
 
 def programs(trial: Trial) -> Check:
-    """Compare programs in the bundle's files with those of its dimensions."""
     if trial.files is None:
         return skipped(checks.PROGRAMS, _NO_FILES)
     return checks.programs(trial.files.stored, trial.files.written)

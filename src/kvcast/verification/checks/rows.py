@@ -51,7 +51,7 @@ def chunks(trial: Trial) -> Check:
 
 
 def _prompts(trial: Trial, comparison: Comparison) -> None:
-    """Compare prompts in pieces with whole ones: they may be computed otherwise than steps."""
+    """Compare chunked with whole prompts, which may differ from decode steps."""
     text, driver = trial.baselines[0].text, trial.driver
     whole_rv, _ = driver.prefill(driver.cache([text.case], len(text)), [text.tokens])
     expected = trial.baselines[0].at_once.like(whole_rv)
@@ -64,7 +64,7 @@ def _prompts(trial: Trial, comparison: Comparison) -> None:
 
 
 def second_input(trial: Trial) -> Check:
-    """Give one row an input after another: nothing of the first may be left."""
+    """Give one row a second input: nothing of the first may remain."""
     driver, comparison = trial.driver, trial.comparison(trial.tolerance.same)
     first, *others = trial.baselines
     # Room for all of them, so that what is not forgotten shows in logits.
@@ -127,7 +127,7 @@ def batch(trial: Trial) -> Check:
 
 
 def rows_come_and_go(trial: Trial) -> Check:
-    """Let rows begin, pause, end and begin anew while others go on."""
+    """Begin, pause, end and restart rows while others continue."""
     driver, comparison = trial.driver, trial.comparison()
     generator, baselines = trial.generator(), list(trial.baselines)
     texts = [baseline.text for baseline in baselines]
@@ -172,7 +172,7 @@ def _at(baseline: Baseline, n: int) -> WholeLogits:
 
 
 def _pieces(tokens: Int64, begun: int, pattern: Sequence[int]) -> Iterator[tuple[int, Int64]]:
-    """Yield pieces of these sizes, in turns, each with where it ends."""
+    """Yield pieces of these sizes, in turns, each with its end."""
     i = 0
     while begun < len(tokens):
         piece = tokens[begun : begun + pattern[i % len(pattern)]]
@@ -196,7 +196,7 @@ def _steps(trial: Trial, cache: Any, row: int, tokens: Int64) -> Any:
 
 
 def capacity(trial: Trial) -> Check:
-    """Step to the very end of a cache; every position is compared, and one more is refused."""
+    """Decode to the end of a cache, comparing every position; one more must be refused."""
     name, driver = "capacity", trial.driver
     baseline = trial.long
     text = baseline.text
@@ -227,7 +227,7 @@ def _place(trial: Trial, text: Text) -> Place | None:
 
 
 def _beside_reference(trial: Trial, comparison: Comparison) -> Comparison | None:
-    """Compare with the reference as well, which may find positions that are wrong in any order."""
+    """Compare with the reference, too, which finds errors that any order of calls shares."""
     if trial.oracle is None or not trial.oracle.whole or trial.tolerance.far is None:
         return None
     text = trial.long.text
@@ -239,7 +239,7 @@ def _beside_reference(trial: Trial, comparison: Comparison) -> Comparison | None
 
 
 def _refuses(trial: Trial, text: Text) -> bool:
-    """Tell whether a full cache takes no further token; it is filled in one call where it can."""
+    """Return whether a full cache (filled in one call where possible) refuses a token."""
     driver = trial.driver
     cache = driver.cache([text.case], len(text))
     if driver.one_by_one or driver.prefix:
@@ -287,7 +287,7 @@ def window(trial: Trial) -> Check:
 
 
 def _lengths(size: int, stop: int) -> list[int]:
-    """Return a piece, four steps, and so on to the end."""
+    """Return a piece, four steps, and so on until `stop`."""
     lengths: list[int] = []
     while (left := stop - sum(lengths)) > 0:
         lengths += [min(size, left)]

@@ -1,1 +1,1 @@
-"""What is wrong with a model whose results differ: which tensor, which layer, from where on."""
+"""The cause of differing results: which tensor, which layer, from which position on."""

@@ -21,10 +21,7 @@ _MOST = 3
 
 
 def dimensions(bundle: Any, checkpoint: Any) -> Check:
-    """Compare the dimensions in a bundle's manifest with its checkpoint's, dataclasses of a family.
-
-    Names of architectures are for people only.
-    """
+    """Compare dimensions of a bundle and its checkpoint, except for names of architectures."""
     has, wanted = (dict(_fields(asdict(each))) for each in (bundle, checkpoint))
     wrong = {
         name: [has.get(name), wanted.get(name)]
@@ -48,14 +45,9 @@ def dimensions(bundle: Any, checkpoint: Any) -> Check:
 def weights(
     stored: Stored, expected: Mapping[str, NDArray[np.generic]], *, calibrated: bool = False
 ) -> Check:
-    """Compare what files hold of constants with a checkpoint's.
+    """Compare a bundle's constants with a checkpoint's, which are read on lookup.
 
-    Args:
-        stored: of a bundle.
-        expected: by the name in programs; read on lookup.
-        calibrated: whether codes of 4 bits were calibrated: they are not the nearest, and are not
-            compared.
-
+    Calibrated int4 codes are not the nearest, so these are not compared.
     """
     if not stored.constants:
         return Check(
@@ -101,14 +93,10 @@ def programs(stored: Stored, written: Mapping[str, Program]) -> Check:
 
 
 def layers(run: Run, tolerance: float, *, exact: bool) -> Check:
-    """Compare the caches of both models, layer by layer.
+    """Compare the caches of both models, layer by layer, by relative difference.
 
-    Args:
-        run: what both computed.
-        tolerance: the largest relative difference that is rounding.
-        exact: whether more is an error; where weights are quantised, differences grow from layer to
-            layer, and only what is not finite is.
-
+    More than `tolerance` is an error if `exact`; quantized weights make differences grow from layer
+    to layer, so then only values that are not finite are.
     """
     if not run.tensors:
         return Check(name=LAYERS, outcome="skipped", detail="no cache holds numbers")
@@ -122,7 +110,7 @@ def layers(run: Run, tolerance: float, *, exact: bool) -> Check:
 
 
 def _fields(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield numbers, words and sequences of nested dimensions by their names."""
+    """Yield values of nested dimensions by their names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _fields(value, f"{before}{name}.")

@@ -1,7 +1,7 @@
-"""Finds the first layer whose cache differs from the reference's, and the position from which on.
+"""Finds the first layer and position whose cache differs from the reference's.
 
-Both models are fed the same tokens, and after each call what it wrote is compared, layer by layer:
-what first differs was computed by the layer before it, or by the projection of its own.
+Both models are fed the same tokens and compared after each call: the first difference was computed
+by the layer before it, or by its own projection.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,21 +25,13 @@ _CHUNK = 8
 
 @dataclass(frozen=True)
 class CachedTensor:
-    """What a tensor of a layer's cache held: a row's, position by position.
+    """The content of a tensor of a layer's cache: a row's, by position."""
 
-    Attributes:
-        layer: number of the layer among those with caches.
-        dtype: of the candidate's numbers, as NumPy spells it.
-        window: of a ring; None where all positions stay.
-        is_: the candidate's, one array [heads, d] or a whole state for each position.
-
-    """
-
-    layer: int
+    layer: int  # index among the layers with caches
     part: str
-    dtype: str
-    window: int | None
-    is_: Sequence[Float32]
+    dtype: str  # of the candidate, as NumPy spells it
+    window: int | None  # None where all positions stay
+    is_: Sequence[Float32]  # [heads, d] or a whole state for each position
     was: Sequence[Float32]
 
     @property
@@ -66,7 +58,7 @@ class Run:
 
 
 def culprit(run: Run, tolerance: float) -> str:
-    """Return in words what first differs by more than a relative difference; empty if nothing."""
+    """Describe the first difference above a relative tolerance; empty if none."""
     before: CachedTensor | None = None
     for tensor in run.tensors:
         errors_p = tensor.errors_p()
@@ -89,7 +81,7 @@ def _tensor_words(
     run: Run,
     tolerance: float,
 ) -> str:
-    """Say what is wrong with the first tensor that differs, and what its cause may be."""
+    """Describe the first tensor that differs, and its possible cause."""
     first, differ = _first(errors_p, tolerance), f"differ{_from(errors_p, tolerance)}"
     is_, was = tensor.is_[first], tensor.was[first]
     if not np.isfinite(is_).all():
@@ -117,7 +109,7 @@ def _tensor_words(
 
 
 def _attention_of(layer: CachedTensor, errors_p: NDArray[np.float64], tolerance: float) -> str:
-    """Name what is wrong where positions after some differ and none before."""
+    """Describe the cause if only later positions differ."""
     first, window = _first(errors_p, tolerance), layer.window
     if window is not None and first in (window - 1, window):
         return f"attention of layer {layer.layer} sees other positions than its window of {window}"
@@ -129,7 +121,7 @@ def _first(errors_p: NDArray[np.float64], tolerance: float) -> int:
 
 
 def _begins(errors_p: NDArray[np.float64], tolerance: float) -> bool:
-    """Tell whether positions are equal, but for rounding, before the first that differs."""
+    """Return whether all positions before the first different one are equal but for rounding."""
     first = _first(errors_p, tolerance)
     return first > 0 and float(errors_p[:first].max()) <= tolerance * _CLEAN
 
@@ -158,18 +150,9 @@ def run_both(
     tokens_s: Int64,
     prompt: int,
 ) -> Run:
-    """Feed both models the same tokens of one row.
+    """Feed both models the tokens of one row, `prompt` of them first (a prefix LM's source).
 
-    Tensors of codes are left out: their numbers depend on scales that lie elsewhere.
-
-    Args:
-        candidate: the model in question.
-        reference: that which is right.
-        layers: of the candidate's caches.
-        source: the input of `encode`, with one entry; empty without an encoder.
-        tokens_s: what to feed.
-        prompt: how many of them are fed first; a prefix model's source.
-
+    Quantized tensors are left out: their codes depend on scales stored elsewhere.
     """
     whole = hasattr(candidate, "embed")  # a prefix model reads its source in one call
     is_, was = (
@@ -186,7 +169,6 @@ def run_both(
 
 
 def _named(layers: Sequence[CacheLayers]) -> list[tuple[int, str, str, int | None]]:
-    """Return the layer, name, dtype and window of each tensor, in the program's order."""
     each = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
     return [
         (i, part, run.dtype, run.capacity if run.kind == "ring" else None)
@@ -198,7 +180,7 @@ def _named(layers: Sequence[CacheLayers]) -> list[tuple[int, str, str, int | Non
 def _fed(
     runtime: Any, source: tuple[NDArray[Any], ...], tokens_s: Int64, prompt: int, *, whole: bool
 ) -> Iterator[tuple[Float32, list[Float32]]]:
-    """Yield each position's logits [vocab], and what its tensors then hold of it."""
+    """Yield each position's logits [vocab], and its part of each tensor."""
     if source:
         cache = runtime.new_cache(1, len(tokens_s), inputs=1)
         cache = runtime.reset(runtime.encode(cache, [0], *source), [0], [0])
@@ -222,10 +204,7 @@ def _fed(
 
 
 def _by_position(array: Any, count: int) -> Sequence[Float32]:
-    """Return [heads, d] of each position; of a state all of it.
-
-    Heads of [heads, n, d] may also lie behind positions, on another axis.
-    """
+    """Return [heads, d] of each position (axes may be in another order), or a whole state."""
     numbers: Float32 = np.asarray(
         array.float().cpu() if hasattr(array, "cpu") else array, np.float32
     )

@@ -1,4 +1,4 @@
-"""Says in words how a bundle's constants and programs differ from those they should be."""
+"""Describes how a bundle's constants and programs differ from the expected ones."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,13 +35,9 @@ _MOST = 3
 
 
 def difference(name: str, stored: StoredValues, expected: NDArray[np.generic]) -> str:
-    """Return what is wrong with a constant, in words without its name; empty if nothing is.
+    """Describe a constant's problem, without its name; empty if there is none.
 
-    Args:
-        name: in programs; tables of cosines and sines of rotary positions tell their base.
-        stored: as a bundle holds it.
-        expected: as the checkpoint has it.
-
+    `name` is the one in programs; tables of rotary angles are reported by their base.
     """
     if stored.numbers.shape != expected.shape:
         return f"has shape {stored.numbers.shape}, not {expected.shape}"
@@ -75,7 +71,7 @@ def _not_finite(actual: Float32, wanted: Float32) -> str:
 
 
 def _wrong(stored: StoredValues, actual: Float32, wanted: Float32) -> NDArray[np.bool_]:
-    """Return where numbers differ by more than they are rounded by."""
+    """Return where values differ by more than rounding."""
     if stored.steps is None:
         # Of fewer bits than the checkpoint's, they are rounded.
         allowed = np.abs(wanted) * (0.0 if stored.bits == 32 else 2.0**-7)
@@ -86,7 +82,7 @@ def _wrong(stored: StoredValues, actual: Float32, wanted: Float32) -> NDArray[np
 
 
 def _by_number(steps: Float32, like: Float32) -> Float32:
-    """Repeat what each block has for all of its numbers."""
+    """Repeat the value of each block for its elements."""
     blocks = like.reshape(*steps.shape, -1)
     return np.broadcast_to(steps[..., None], blocks.shape).reshape(like.shape)
 
@@ -134,7 +130,7 @@ def _other_places(actual: Float32, wanted: Float32, stored: StoredValues) -> str
 
 
 def _taken(rows: Float32, should: Float32) -> Iterator[tuple[int, int]]:
-    """Yield each row that is another one, with that one's number; nothing if any is neither."""
+    """Yield each row that equals another row, with its index; nothing if any equals none."""
     places = {row.tobytes(): i for i, row in enumerate(should)}
     pairs = []
     for i, row in enumerate(rows):
@@ -150,7 +146,7 @@ def _taken(rows: Float32, should: Float32) -> Iterator[tuple[int, int]]:
 def _other_scales(
     actual: Float32, wanted: Float32, stored: StoredValues, wrong: NDArray[np.bool_]
 ) -> str:
-    """Tell of outputs whose numbers are the wanted ones times a factor."""
+    """Report outputs whose values are the expected ones times a factor."""
     if actual.ndim != 2:
         return ""
     factors: dict[int, float] = {}
@@ -176,7 +172,7 @@ def _other_scales(
 
 
 def _angles(actual: Float32, wanted: Float32, angle_of: np.ufunc) -> str:
-    """Tell the base of a table of cosines or sines [positions, pairs]."""
+    """Report the base of a table of cosines or sines [positions, pairs]."""
     is_, was = (_base(part, angle_of) for part in (actual, wanted))
     if is_ is None or was is None or is_ == was:
         return f"angles of rotary positions differ{_at(actual != wanted)}"
@@ -184,7 +180,7 @@ def _angles(actual: Float32, wanted: Float32, angle_of: np.ufunc) -> str:
 
 
 def _base(table: Float32, angle_of: np.ufunc) -> float | None:
-    """Return the base of the angles in a table, from those of position 1; None if there is none."""
+    """Return the base of a table's angles, from position 1; None if there is none."""
     if len(table) < 2:
         return None
     angles = angle_of(table[1].clip(-1, 1).astype(np.float64))
@@ -205,7 +201,7 @@ _TENSOR = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def program_differences(written: Program, expected: Program) -> list[str] | None:
-    """Return in words where arguments differ; None where the operations are others."""
+    """Describe different arguments; None if the operations differ."""
     pairs = list(zip(written.steps, expected.steps, strict=False))
     if len(written.steps) != len(expected.steps) or any(
         one.operation != other.operation for one, other in pairs
@@ -215,7 +211,7 @@ def program_differences(written: Program, expected: Program) -> list[str] | None
 
 
 def layer_of(step: Step) -> int | None:
-    """Return the layer that an operation belongs to, by the caches and tensors that it reads."""
+    """Return an operation's layer, by the caches and tensors that it reads."""
     for leaf in leaves((step.arguments, step.keywords)):
         name, pattern = (
             (leaf.name, _CACHE) if isinstance(leaf, Node) else (getattr(leaf, "name", ""), _TENSOR)
@@ -234,7 +230,7 @@ def _differences(written: Step, expected: Step) -> Iterator[str]:
 
 
 def _arguments(written: Step, expected: Step) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name of each argument with both of its values."""
+    """Yield the name of each argument, and both values."""
     known, count = (
         _NAMES.get(expected.operation, ()),
         max(len(written.arguments), len(expected.arguments)),

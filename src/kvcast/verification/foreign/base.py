@@ -1,7 +1,4 @@
-"""The interface of another tool's exported decoder, and the record of a step's work.
-
-`foreign/readers.py` has a reader for each kind of folder.
-"""
+"""The interface of another tool's exported decoder, and the record of a step's work."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,38 +21,30 @@ How: TypeAlias = Literal["copied", "in place", "kept"]
 
 @dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Bytes that operators of a step write which hold whole caches, or as much of them.
-
-    Attributes:
-        fixed: bytes that they write in a step, whatever the length.
-        per_position: bytes more for each position that the sequence holds.
-
-    """
+    """Bytes written in a step by operators whose results are as large as whole caches."""
 
     operator: str
     count: int
-    fixed: int
-    per_position: int
+    fixed: int  # bytes a step, whatever the length
+    per_position: int  # additional bytes for each position that the sequence holds
 
     def at(self, length: int) -> int:
-        """Return the bytes of a step over so many positions."""
         return self.fixed + length * self.per_position
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a step of one row does beside what is new.
+    """The work of a step of one row that does not depend on its new token.
 
     Attributes:
-        caches: what happens to each tensor of the caches, by the tensor's name.
-        moved: whole caches that are written elsewhere, from what the file says.
-        measured: the same as the runtime's profile has it; None where it has none.
-        recomputed: operators over what the encoder gave alone: as often as there are steps, to the
-            same result; by the operator's name.
+        caches: how each tensor of the caches is updated.
+        moved: whole caches that are written elsewhere, from the graph.
+        measured: the same from the runtime's profile; None where it has none.
+        recomputed: operators, by name, that depend only on the encoder: the same in each step.
         branches: operators that choose between graphs at each step.
-        spans_capacity: whether queries meet all slots of a cache, and not only those in use.
+        spans_capacity: whether queries attend to all slots of a cache, not only the used ones.
         weights: bytes of the decoder's weights in the files that are opened.
-        repeated_weights: how many of these bytes are another file's or tensor's once more.
+        repeated_weights: how many of these bytes are duplicates.
 
     """
 
@@ -70,35 +59,21 @@ class StepWork:
 
 
 class ForeignModel(ABC):
-    """A decoder whose caches hold `rows` sequences of the same length.
-
-    Attributes:
-        encoder: what its encoder takes: "tokens" or "features"; empty without one.
-        capacity: most positions of a sequence; None where the files do not say.
-        most_rows: most sequences at once; None: any number.
-        takes_chunks: whether a call takes several tokens of each row.
-
-    """
+    """A decoder whose caches hold `rows` sequences of the same length."""
 
     exporter: str
     runtime: str
     precision: BundlePrecision
-    encoder: Literal["", "tokens", "features"] = ""
+    encoder: Literal["", "tokens", "features"] = ""  # the type of its encoder's input
     vocab_size: int
-    capacity: int | None
-    most_rows: int | None = None
-    takes_chunks: bool = True
+    capacity: int | None  # None where the files do not say
+    most_rows: int | None = None  # None: any number
+    takes_chunks: bool = True  # a call takes several tokens of each row
     tools: Mapping[str, str]
 
     @abstractmethod
     def begin(self, rows: int, source: Source = ()) -> None:
-        """Begin `rows` empty sequences on the same load, over the same memory where it has any.
-
-        Args:
-            rows: at most `most_rows`.
-            source: arrays [rows, ...] for the encoder; empty without one.
-
-        """
+        """Begin `rows` empty sequences without reloading; `source`: arrays [rows, ...]."""
 
     @abstractmethod
     def feed(self, tokens_rs: Int64) -> Float32:
@@ -123,24 +98,16 @@ class ForeignModel(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A kind of folder.
-
-    Attributes:
-        name: of the tool, with the files that tell.
-        detect: whether a folder is of this kind, by its files' names.
-        open: opens it, with so many threads; raises KvcastError with one line.
-        native: the folder's files that can contain native code, which opening runs.
-
-    """
-
-    name: str
-    detect: Callable[[Path], bool]
+    name: str  # of the tool, with the files that identify it
+    detect: Callable[[Path], bool]  # by the names of the folder's files
+    # with this many threads; raises KvcastError with one line
     open: Callable[[Path, int], ForeignModel]
+    # files that can contain native code, which opening runs
     native: Callable[[Path], Sequence[Path]] = field(default=lambda _: ())
 
 
 def one_by_one(model: ForeignModel, tokens_rs: Int64) -> Float32:
-    """Append tokens one after the other; return logits fp32 [rows, s, vocab]."""
+    """Append tokens in single steps; return logits fp32 [rows, s, vocab]."""
     steps = [
         model.feed(tokens_r1).copy() for tokens_r1 in np.split(tokens_rs, tokens_rs.shape[1], 1)
     ]
@@ -148,7 +115,7 @@ def one_by_one(model: ForeignModel, tokens_rs: Int64) -> Float32:
 
 
 class ForeignCache:
-    """Rows of a load, which hold the same number of tokens; its sources are by slots."""
+    """Rows of a model, with equally many tokens; sources are by slot."""
 
     has_snapshots = False
 
@@ -166,10 +133,7 @@ class ForeignCache:
 
 
 class ForeignRuntime:
-    """A load as the checks' runtime: the memory still holds what earlier caches wrote.
-
-    A cache is of use until another one takes its first tokens.
-    """
+    """A model as the checks' runtime; a new cache reuses the memory of the one before."""
 
     def __init__(self, model: ForeignModel) -> None:
         self._model = model

@@ -1,7 +1,4 @@
-"""Checks of an exported decoder: kvcast's own, and the cost of a step, which is no verdict.
-
-A decoder that copies its caches can be right.
-"""
+"""Checks of an exported decoder: kvcast's own, and the cost of a step, which is no verdict."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +31,7 @@ class ForeignTrial(Trial):
 
     @cached_property
     def work(self) -> StepWork:
-        """What a step does, told on a load of its own."""
+        """The work of a step, measured on a separate load."""
         return self.reopen().work()
 
     @override
@@ -49,7 +46,7 @@ class ForeignTrial(Trial):
     @cached_property
     @override
     def together(self) -> Sequence[Baseline]:
-        """Texts of one length: the first with its tokens in other orders."""
+        """Texts of one length: the first with permuted tokens."""
         text = self.baselines[0].text
         orders = [np.random.default_rng(self.seed + i) for i in range(ROWS)]
         return [
@@ -58,7 +55,7 @@ class ForeignTrial(Trial):
 
 
 def second_input(trial: ForeignTrial) -> Check:
-    """Give one load an input after another, the first of them after the longest."""
+    """Run a second input after the longest text on one load."""
     trial.driver.stepped(trial.long.text)
     return rows.second_input(trial)
 
@@ -88,7 +85,7 @@ def window(trial: ForeignTrial) -> Check:
 
 
 def memory(trial: ForeignTrial) -> Check:
-    """Tell the bytes of caches after a prompt and after each further token."""
+    """Report the bytes of caches after a prompt and after each further token."""
     text = trial.baselines[0].text
     held = list(_held(trial, text))
     more = {after - before for before, after in pairwise(held)}
@@ -103,7 +100,7 @@ def memory(trial: ForeignTrial) -> Check:
 
 
 def copies(trial: ForeignTrial) -> Check:
-    """Tell which caches a step makes anew, and the bytes of whole caches that it writes."""
+    """Report which caches a step copies, and the bytes of whole caches that it writes."""
     work, length = trial.work, _length(trial)
     begun, after = islice(_held(trial, trial.baselines[0].text), 2)
     held = begun + (length - len(trial.cases[0].prompt_s)) * (after - begun)
@@ -135,7 +132,7 @@ def copies(trial: ForeignTrial) -> Check:
 
 
 def recomputed(trial: ForeignTrial) -> Check:
-    """Tell what each step computes again from an encoder's output, and its branches."""
+    """Report the operators that each step repeats on the encoder's output, and branches."""
     work = trial.work
     measured = {"operators": dict(work.recomputed), "branches": work.branches}
     if not trial.model.encoder:
@@ -153,7 +150,7 @@ def recomputed(trial: ForeignTrial) -> Check:
 
 
 def weights(trial: ForeignTrial) -> Check:
-    """Tell how much of a decoder's weights is in memory more than once."""
+    """Report how much of a decoder's weights is in memory more than once."""
     work = trial.work
     measured = {"bytes": work.weights, "repeated_bytes": work.repeated_weights}
     if not work.weights:
@@ -186,7 +183,6 @@ def _length(trial: ForeignTrial) -> int:
 
 
 def _held(trial: ForeignTrial, text: Text) -> Iterator[int]:
-    """Yield the bytes of caches after a prompt and after each further token."""
     cache = trial.driver.cache([text.case], len(text))
     for tokens in (text.case.prompt_s, *one_each(text.written_n)):
         _, cache = trial.driver.decode(cache, [tokens])
@@ -194,7 +190,7 @@ def _held(trial: ForeignTrial, text: Text) -> Iterator[int]:
 
 
 def _differing(work: StepWork) -> list[str]:
-    """Name operators whose bytes by position are others in the profile than in the graph."""
+    """Name operators whose bytes per position differ between profile and graph."""
     profiled = {each.operator: each.per_position for each in work.measured or ()}
     return [m.operator for m in work.moved if profiled.get(m.operator) != m.per_position]
 

@@ -1,8 +1,7 @@
-"""ExecuTorch programs: what a step does to its caches, and a decoder that runs one.
+"""ExecuTorch programs: how a step updates its caches, and a decoder that runs one.
 
 Caches are values in the program's own memory that instructions write. Sizes of values that depend
-on the number of tokens are upper bounds, so they are left out. The inside of a delegate is not
-seen.
+on the number of tokens are upper bounds, so they are left out, and so is a delegate's inside.
 """
 
 from collections import Counter
@@ -45,12 +44,9 @@ _DTYPES: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class CacheValue:
-    """A cache's tensor: its number in the method, sizes, bytes, and what a step does to it.
+    """A cache's tensor; `filled`: a step writes all of it from values computed in that step."""
 
-    `filled`: whether a step writes all of it from what it computes in that step.
-    """
-
-    number: int
+    number: int  # in the method
     sizes: tuple[int, ...]
     nbytes: int
     how: How
@@ -58,8 +54,6 @@ class CacheValue:
 
 
 class MethodInstructions:
-    """The instructions of one method of a program's file."""
-
     def __init__(self, path: Path, method: str) -> None:
         plan = _plan(path, method)
         self._values = [value.val for value in plan.values]
@@ -75,7 +69,7 @@ class MethodInstructions:
         self.caches: Sequence[CacheValue] = self._caches()
 
     def movements(self) -> Sequence[Movement]:
-        """Return the operators that write as much as a whole cache, or all of one."""
+        """Return the operators that write as many bytes as a whole cache."""
         own = [cache for cache in self.caches if not cache.filled]
         least = min((cache.nbytes for cache in own), default=0)
         found: dict[str, list[int]] = {}
@@ -90,7 +84,7 @@ class MethodInstructions:
         ]
 
     def recomputed(self) -> Mapping[str, int]:
-        """Count the caches that a step of one token fills whole, by the operator that does."""
+        """Count the caches that a step of one token fills whole, by operator."""
         filled = sum(cache.filled for cache in self.caches)
         return {_ANEW.partition("::")[2]: filled} if filled else {}
 
@@ -99,7 +93,7 @@ class MethodInstructions:
         return bool(self.caches) and _OF_PREFIXES not in self._operators
 
     def precision(self) -> BundlePrecision:
-        """Tell the narrowest numbers, as far as operators and caches tell."""
+        """Return the narrowest dtypes among operators and caches."""
         if any(name.startswith(_QUANTIZED) for name in self._operators):
             return BundlePrecision(quantize="int8")
         dtypes = Counter(self._values[cache.number].scalar_type.name for cache in self.caches)
@@ -149,7 +143,6 @@ class MethodInstructions:
 
 
 def _plan(path: Path, method: str) -> Any:
-    """Read a method's plan; raises KvcastError for a file that is no program."""
     with quiet():
         from executorch.exir._serialize._program import deserialize_pte_binary
     try:
@@ -246,7 +239,7 @@ class ExecutorchProgram(ForeignModel):
         return logits_1sv
 
     def _cuts(self, count: int) -> Sequence[int]:
-        """Return where tokens are cut into pieces of as many as a call takes."""
+        """Return the bounds of pieces of as many tokens as a call takes."""
         return range(self._most_tokens, count, self._most_tokens)
 
     def _number(self, method: str) -> int | None:

@@ -1,7 +1,6 @@
-"""A decoder in ONNX whose caches are its caller's: past goes in, present comes out.
+"""A decoder in ONNX with transformers' input names: past goes in, present comes out.
 
-One graph computes all calls, or another one the first. A graph takes the inputs below by the names
-that transformers gives them.
+One graph computes all calls, or another one the first.
 """
 
 import shutil
@@ -125,7 +124,7 @@ class OnnxDecoder(ForeignModel):
         )
 
     def _measured(self, least: int, operators: Sequence[str]) -> Sequence[Movement] | None:
-        """Profile steps at two lengths; None for a model that has no room for them."""
+        """Profile steps at two lengths; None if the model has too few positions."""
         most = self.capacity or _PROFILED[1] + 1
         lengths = min(_PROFILED[0], most // 4), min(_PROFILED[1], most - 1)
         if lengths[0] < 1:
@@ -139,7 +138,7 @@ class OnnxDecoder(ForeignModel):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _profile(self, folder: Path, length: int) -> Path:
-        """Run one step over `length` positions whose numbers are zeros; return its profile."""
+        """Profile one step over `length` positions of zeros."""
         session = onnx_session(self._files.step, self._threads, profile=folder / f"step-{length}")
         positions = 2  # of the encoder's output: any number
         self._rows, self._length = 1, length
@@ -160,7 +159,7 @@ class OnnxDecoder(ForeignModel):
         return session.end_profiling()
 
     def _weights(self) -> tuple[int, int]:
-        """Return the bytes of the decoder's weights, and how many of them are there once more."""
+        """Return the bytes of the decoder's weights, and of duplicates among them."""
         graphs = [graph for graph in (self._first_graph, self._graph) if graph]
         each = [weight for graph in graphs for weight in graph.weights()]
         alike: dict[Any, list[tuple[int, Any]]] = {}
@@ -239,7 +238,7 @@ class OnnxDecoder(ForeignModel):
         return "features" if "input_features" in self._encode.inputs() else "tokens"
 
     def _buffer(self, end: CacheEnd, rows: int) -> NDArray[Any]:
-        """Return the memory of a cache for all positions: the same as before, not cleared."""
+        """Return a cache's memory for all positions, reused and not cleared."""
         buffer = self._buffers.get(end.past)
         if buffer is None or len(buffer) != rows:
             assert self.capacity is not None
@@ -252,7 +251,7 @@ class OnnxDecoder(ForeignModel):
         )
 
     def _position(self, end: CacheEnd) -> tuple[int, int]:
-        """Return how many numbers of a cache a position has, and the bytes of one."""
+        """Return the values of a position in a cache, and the bytes of one."""
         return (end.heads or 1) * (end.head_dim or 1), np.dtype(self._dtypes[end.past]).itemsize
 
     def _sized(self, ends: Sequence[CacheEnd]) -> Sequence[CacheEnd]:
@@ -262,7 +261,7 @@ class OnnxDecoder(ForeignModel):
         ]
 
     def _check(self) -> None:
-        """Raise KvcastError for a graph with inputs that are not known here."""
+        """Raise KvcastError for a graph with unknown inputs."""
         path = self._files.step
         if not self._ends:
             raise KvcastError(f"{path} takes no past_key_values: export it with past")

@@ -1,7 +1,7 @@
-"""What a step of an ONNX decoder does to its caches, from the graph and from a profile of it.
+"""Traffic of an ONNX decoder's step on its caches, from the graph and from a profile.
 
-A cache goes in as `past…` and comes out as `present…`; the way between the two tells. Where a graph
-has branches (`If`), a step takes the one for a filled cache.
+A cache is an input `past…` and an output `present…`; the nodes between decide. Where a graph has
+branches (`If`), a step takes the one for a filled cache.
 """
 
 import json
@@ -46,7 +46,7 @@ _ENCODED, _PAST, _NEW = 1, 2, 4
 
 @dataclass(frozen=True)
 class CacheEnd:
-    """A cache's input and output; `heads`, `head_dim`: None where the graph leaves them open."""
+    """A cache's input and output; None where the graph leaves a size open."""
 
     past: str
     present: str
@@ -56,8 +56,6 @@ class CacheEnd:
 
 
 class DecoderGraph:
-    """A decoder's graph, whose external data lies in the folder of its file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._graph = _read(path).graph
@@ -68,7 +66,7 @@ class DecoderGraph:
 
     @cached_property
     def caches(self) -> Sequence[CacheEnd]:
-        """The caches that go in, in the graph's order; those that do not come out are kept."""
+        """The caches among the inputs, in the graph's order; constant ones have no output."""
         given = {value.name for value in self._graph.outputs}
         caches = []
         for value in self._graph.inputs:
@@ -94,9 +92,9 @@ class DecoderGraph:
         return caches
 
     def ways(self, *, shared: bool) -> Mapping[str, tuple[How, str]]:
-        """Return what a step does to each cache, by its input's name, and the operator that does.
+        """Return how a step updates each cache, and the operator, by its input's name.
 
-        `shared`: whether the caller gives past and present one buffer.
+        `shared`: past and present are bound to one buffer.
         """
         outputs = {value.name: value for value in self._graph.outputs}
         ways: dict[str, tuple[How, str]] = {}
@@ -113,9 +111,9 @@ class DecoderGraph:
         return ways
 
     def copies(self, *, shared: bool, sizes: Mapping[str, tuple[int, int]]) -> Sequence[Movement]:
-        """Return the whole caches that a step makes anew, by operator.
+        """Return the whole caches that a step copies, by operator.
 
-        `sizes`: numbers of a position of each cache, and bytes of a number, by its input's name.
+        `sizes`: values of a position of each cache, and bytes of a value, by its input's name.
         """
         found: dict[str, list[int]] = {}
         crossed = {end.past for end in self.caches if end.crossed}
@@ -165,7 +163,7 @@ class DecoderGraph:
         return BundlePrecision(quantize="none", dtype=dtype, cache=dtype)
 
     def _maker(self, value: ir.Value) -> ir.Node | None:
-        """Return the operator that makes a value in a step; None for an input's own value."""
+        """Return the operator that computes a value in a step; None for an input."""
         while (node := value.producer()) is not None:
             if node.op_type == "If":
                 value = _step_branch(node).outputs[node.outputs.index(value)]
@@ -178,7 +176,7 @@ class DecoderGraph:
     def _step_nodes(
         self, graph: ir.Graph, origins: dict[ir.Value | None, int]
     ) -> Iterator[ir.Node]:
-        """Yield the operators of a step, in order, and note what their results depend on."""
+        """Yield the operators of a step, in order, and record the origins of their results."""
         for node in graph:
             if node.op_type == "If":
                 branch = _step_branch(node)
@@ -195,7 +193,6 @@ class DecoderGraph:
 
 
 def _read(path: Path) -> ir.Model:
-    """Read a graph; raises KvcastError where it is none, or its data lies elsewhere."""
     try:
         model = ir.load(path)
     except OSError as error:
@@ -239,7 +236,7 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def _step_branch(node: ir.Node) -> ir.Graph:
-    """Return the branch of an `If` that a step takes: its condition is that a cache is filled."""
+    """Return the branch of an `If` for a filled cache."""
     return node.attributes["then_branch"].as_graph()
 
 
@@ -272,14 +269,10 @@ def movements(
     least: int,
     also: Collection[str] = (),
 ) -> Sequence[Movement]:
-    """Return what operators that only move numbers write, where it is as much as a cache.
+    """Return the bytes written by operators that only move data, if as large as a cache's tensor.
 
-    Args:
-        profile: runs a step over so many positions; returns the profile's file.
-        lengths: two different numbers of positions.
-        least: bytes a position, from which on a result is as large as a cache's tensor.
-        also: further operators, whose results contain caches.
-
+    `profile` runs a step over a number of positions; `lengths` are two of these; `least` is bytes a
+    position; `also` names further operators, whose results contain caches.
     """
     few, many = (_written(profile(length)) for length in lengths)
     found: dict[str, list[tuple[int, int]]] = {}
@@ -301,7 +294,6 @@ def movements(
 
 
 def _written(path: Path) -> Mapping[str, tuple[str, int]]:
-    """Return each operator's kind and the bytes of its results, by the node's name."""
     written: dict[str, tuple[str, int]] = {}
     for event in json.loads(path.read_text(encoding="utf-8")):
         name, about = str(event.get("name", "")), event.get("args") or {}
@@ -312,5 +304,4 @@ def _written(path: Path) -> Mapping[str, tuple[str, int]]:
 
 
 def _bytes(result: Mapping[str, Any]) -> int:
-    """Return the bytes of one result, as {"float": [1, 2]} describes it."""
     return sum(_BYTES.get(dtype, 0) * prod(shape) for dtype, shape in result.items())

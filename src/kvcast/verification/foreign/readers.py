@@ -1,7 +1,4 @@
-"""Detects and opens folders of optimum-onnx, onnxruntime-genai and optimum-executorch.
-
-ONNX and ExecuTorch libraries are imported when a folder is opened.
-"""
+"""Detects and opens folders of optimum-onnx, onnxruntime-genai and optimum-executorch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,30 +16,18 @@ from kvcast.verification.foreign.base import ForeignModel, Reader
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxDecoderFiles:
-    """The files of a decoder, and what its configuration says.
-
-    Attributes:
-        step: the graph of a step; also of a first call, unless there is `first`.
-        first: the graph of a first call, without caches; None: there is none.
-        encoder: the encoder's graph; None without one.
-        vocab_size: width of the logits, where the configuration says.
-        sizes: heads and their size of a cache, where the graph leaves them open.
-        shared: whether past and present are given one buffer of all positions.
-
-    """
-
     exporter: str
     step: Path
-    first: Path | None = None
+    first: Path | None = None  # graph of a first call, without caches
     encoder: Path | None = None
-    vocab_size: int | None = None
+    vocab_size: int | None = None  # where the configuration has it
     capacity: int | None = None
+    # heads and head size of a cache, where the graph leaves them open
     sizes: tuple[int, int] | None = None
-    shared: bool = False
+    shared: bool = False  # past and present are bound to one buffer of all positions
 
 
 def open_onnx(files: OnnxDecoderFiles, threads: int) -> ForeignModel:
-    """Open a decoder; raises KvcastError with one line."""
     require("verifying ONNX graphs", ["onnxruntime", "onnx_ir"], RUNTIMES["onnx"].extra)
     from kvcast.verification.foreign.onnx_decoder import OnnxDecoder
 
@@ -58,7 +43,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", 
 
 
 def _graphs(folder: Path) -> Path:
-    """Return the folder of the graphs: on the hub they often have one of their own."""
+    """Return the folder of the graphs, on the hub often a subfolder."""
     return folder / "onnx" if (folder / "onnx").is_dir() else folder
 
 
@@ -85,7 +70,7 @@ def _open_optimum(folder: Path, threads: int) -> ForeignModel:
 
 
 def _decoder(graphs: Path) -> tuple[Path, Path | None]:
-    """Return the graph of a step, and that of a first call if it is another."""
+    """Return the graph of a step, and a separate one of a first call, if any."""
     for name in ("model.onnx", _MERGED):
         if (graphs / name).is_file():
             return graphs / name, None
@@ -97,7 +82,7 @@ def _decoder(graphs: Path) -> tuple[Path, Path | None]:
 
 
 def _capacity(config: Mapping[str, Any]) -> int | None:
-    """Return the most positions; those of a model with relative ones bound nothing."""
+    """Return the most positions; None with relative positions."""
     if "relative_attention_num_buckets" in config:
         return None
     return next((size for name in _POSITIONS if (size := _logits_width(config, name))), None)
@@ -202,7 +187,7 @@ _SECONDS = 300
 
 
 def reader_of(folder: Path) -> Reader:
-    """Return the reader of a folder; raises KvcastError with one line where there is none."""
+    """Return the reader of a folder; raises KvcastError if there is none."""
     if not folder.is_dir():
         raise InputMissingError(f"no folder {folder}: give one that another tool exported")
     if is_bundle(folder):
@@ -215,12 +200,7 @@ def reader_of(folder: Path) -> Reader:
 
 
 def open_foreign(folder: Path, threads: int, *, trust: bool) -> ForeignModel:
-    """Open a folder; one with native code only where its maker is trusted, first in a child.
-
-    Raises:
-        KvcastError: it is of no known kind, is damaged, or contains native code without trust.
-
-    """
+    """Open a folder, in a child first; KvcastError if damaged, or native code is untrusted."""
     reader = reader_of(folder)
     if native := list(reader.native(folder)):
         if not trust:

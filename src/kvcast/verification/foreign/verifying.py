@@ -1,4 +1,4 @@
-"""Verifies a decoder that another tool exported, beside a checkpoint."""
+"""Verifies a decoder that another tool exported, against a checkpoint."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,20 +37,18 @@ def verify_foreign(
     seed: int = 0,
     on_phase: OnPhase = ignore_phase,
 ) -> Report:
-    """Compare an exported decoder with a checkpoint and with itself, and tell what its steps copy.
+    """Compare an exported decoder with a checkpoint and with itself, and report its steps' copies.
 
     Args:
         folder: of optimum, onnxruntime-genai or optimum-executorch.
-        against: the checkpoint that it was made from; None: the folder's own, if it has one.
+        against: the source checkpoint; None: the folder's own, if it has one.
         threads: of the runtime; None: as many as there are cores.
         trust: whether native code in the folder is run.
         positions: of the longest text, if the decoder takes so many.
         seed: of sampled texts.
         on_phase: called with each check as it begins.
 
-    Raises:
-        UsageError: `against` is another model.
-        KvcastError: the folder or the checkpoint cannot be opened.
+    Raises UsageError if `against` is another model, KvcastError if a model cannot be opened.
 
     """
     reopen = partial(open_foreign, folder, threads or available_cores(), trust=trust)
@@ -75,7 +73,6 @@ def verify_foreign(
 def _reference(
     folder: Path, against: str | None, model: ForeignModel, on_phase: OnPhase
 ) -> Reference | None:
-    """Open the checkpoint in fp32; None where there is none."""
     beside = folder if any((folder / name).is_file() for name in _WEIGHTS) else None
     place = beside if against is None else locate(against, on_phase)
     if place is None:
@@ -132,14 +129,14 @@ def _trial(
 
 
 def _dimensions(folder: Path, reference: Reference | None) -> Any:
-    """Return a model's dimensions: the checkpoint's, or those of a configuration beside it."""
+    """Return the checkpoint's dimensions, or a configuration's."""
     if reference is not None:
         return reference.dimensions
     return read_dimensions(folder) if (folder / "config.json").is_file() else None
 
 
 def _cases(model: ForeignModel, dimensions: Any, vocab: int, most: int) -> Sequence[Case]:
-    """Return what texts begin with, cut to half of the positions."""
+    """Return prompts, cut to half of the positions."""
     if dimensions is not None:
         cases = cases_of(family_with(dimensions).probe(dimensions))
     elif model.encoder:
