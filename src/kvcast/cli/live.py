@@ -92,7 +92,7 @@ def _given(args: argparse.Namespace, params: type[Params], group: str) -> list[s
 
 
 class Intake:
-    """Reads a stream in a separate thread, unless too much waits to be taken."""
+    """Reads a stream in a separate thread; pauses while too much of it is not yet taken."""
 
     def __init__(
         self, read: Callable[[int], bytes], clock: Callable[[], float] = time.monotonic

@@ -141,7 +141,7 @@ class Ledger:
         self._records[kind].fade()
 
     def _expected(self) -> list[float]:
-        """Return the times of calls by tokens fed; untried sizes follow their neighbours."""
+        """Return expected seconds per call, by tokens fed; untried sizes are interpolated."""
         tried = sorted((size, clock.typical) for size, clock in self._calls.items())
         slope = _SLOPE * tried[0][1] / tried[0][0]
         tried.append((MOST + 2, tried[-1][1] + slope * (MOST + 2 - tried[-1][0])))

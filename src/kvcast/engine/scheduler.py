@@ -349,6 +349,7 @@ class Scheduler:
             self._cache = encoder.encode(self._cache, several, *source)
 
     def _prefill(self) -> list[Running]:
+        """Chunked prefill: feed a chunk of each prompt; complete prompts choose a token."""
         # Requests with logits at the same offsets are computed in one call.
         calls: dict[tuple[bool, tuple[int, ...]], list[Running]] = {}
         for running in self._select_prefills():
@@ -427,7 +428,7 @@ class Scheduler:
         return Batch(now)
 
     def _decode_drafted(self, running: Running, drafts: Drafts) -> list[Running]:
-        """Feed one row its token and drafts; keep the drafts it chooses.
+        """Speculative decoding: feed one row its token and drafts; accept the drafts it chooses.
 
         Several rows continue without drafts: in a call another row costs about as much as a draft
         token, and is never rejected. A row with a state is rolled back to a snapshot, and the

@@ -148,7 +148,7 @@ def require_kernel(length: int) -> None:
 
 
 def fed(write: ProgramWriter, x: Node, name: str, shape: tuple[int, int], activation: str) -> Node:
-    """Add a feed-forward, of a first matrix of `shape`, of the norm of x [batch, t, width]."""
+    """Add norm, feed-forward and residual to x [batch, t, width]; `shape` is the first matrix's."""
     normed = write.layer_norm(x, f"{name}_norm", shape[1], EPSILON)
     inner = write.linear(normed, f"{name}.up", shape, bias=True, activation=activation)
     return write.linear(inner, f"{name}.down", shape[::-1], bias=True, residual=x)

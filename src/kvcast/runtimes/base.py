@@ -156,12 +156,12 @@ class RuntimeOf(Protocol[CacheT]):
         """
 
     def fork(self, cache: CacheT, parents: Sequence[int], capacity: int | None = None) -> CacheT:
-        """Return a new cache whose row i is a copy of row `parents[i]`. Decoder-only."""
+        """Return a new cache whose row i copies row `parents[i]`; the old one is unchanged."""
 
     def adopt(
         self, cache: CacheT, rows: Sequence[int], other: CacheT, parents: Sequence[int]
     ) -> CacheT:
-        """Return a cache whose row `rows[i]` copies row `parents[i]` of `other`. Decoder-only."""
+        """Return a cache whose row `rows[i]` copies row `parents[i]` of `other`, left unchanged."""
 
     def reset(
         self, cache: CacheT, rows: Sequence[int], inputs: Sequence[int] | None = None

@@ -277,7 +277,7 @@ def event(document: Any, name: str | None = None) -> str:
 
 
 def _may_be_long(item: Any) -> bool:
-    """Whether events may repeat all logprobs of a text: the events at its end."""
+    """Whether an item's events may repeat a text's logprobs: its last item does."""
     ends = getattr(item, "finish_reason", None) is not None
     return ends and item.logprobs is not None
 

@@ -100,7 +100,7 @@ class Driver:
         return self.runtime.reset(cache, rows, rows)
 
     def restart(self, cache: Any, row: int, case: Case) -> Any:
-        """Return a cache with a row reset, which alone reads the slot of the same index."""
+        """Return a cache with a row reset and the input that it alone reads encoded anew."""
         if not case.source:
             return self.runtime.reset(cache, [row])
         cache = self.runtime.encode(self.runtime.reset(cache, [row]), [row], *case.source)

@@ -135,7 +135,7 @@ def read_t5(
 
 
 def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
-    """Read a configuration, trusting it about the head."""
+    """Read a configuration; whether the head is tied is not checked against the weights."""
     kind = config["model_type"]
     fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)

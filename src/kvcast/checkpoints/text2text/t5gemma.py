@@ -95,7 +95,7 @@ def checkpoint_of(
 
 
 def t5gemma_dimensions(config: Mapping[str, Any], label: str) -> T5GemmaDimensions:
-    """Read a configuration, trusting it about the head."""
+    """Read a configuration; whether the head is tied is not checked against the weights."""
     outer = Fields(values=config, label=label)
     none = Fields(values={}, label=label)
     stacks = [outer.group(name) or none for name in ("encoder", "decoder")]

@@ -227,7 +227,7 @@ def encoder_attention(
 
 
 def _like_query(query: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
-    """Return an empty result, as each of the operators returns it to tracing."""
+    """Return an empty result shaped like the query: the fake kernel for tracing."""
     return torch.empty_like(query)
 
 

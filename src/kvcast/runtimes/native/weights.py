@@ -55,7 +55,7 @@ class Weights(Protocol):
         """Return a table whose rows are looked up but never multiplied."""
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return an array as programs read it."""
+        """Return a constant that is not packed."""
 
 
 _MAKERS: Mapping[str, Callable[[Weights, Machine, Constant], Any]] = {
