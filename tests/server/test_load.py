@@ -27,7 +27,6 @@ from server.serving import command, until
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "examples/sense-and-sensibility.flac"
-CLIENTS = 128
 QUEUE = 12
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Who wrote Emma?", "Hello!")
 DATES = ("3 March 2021", "4 July 1999", "May 5, 2010")
@@ -55,13 +54,13 @@ def heard(model: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("warm", "seconds", "grown", "busy"),
+    ("clients", "warm", "seconds", "grown", "busy", "greedy"),
     [
-        slow(15, 10, 1.15, 1.5),
-        soak(60, 600, 1.05, 1.25),
+        slow(64, 15, 10, 1.15, 1.5, 1),
+        soak(128, 60, 600, 1.05, 1.25, 4),
     ],
 )
-def test_many_clients_at_once(tmp_path: Path, warm: int, seconds: int, grown: float, busy: float):
+def test_many_clients_at_once(tmp_path, clients, warm, seconds, grown, busy, greedy):
     (tmp_path / "expected.json").write_text(json.dumps(alone()))
     words = (*MODELS, "--quantize", "none", "--threads", "1", "--quiet", "--queue", str(QUEUE))
     with command(*words, "--live-sessions", "4") as running:
@@ -69,7 +68,7 @@ def test_many_clients_at_once(tmp_path: Path, warm: int, seconds: int, grown: fl
         loads, resting, busiest = [], [], 0
         for load in (warm, seconds):
             with _sampled(lambda: memory().rss) as resident:
-                loads.append(_load(running.url, tmp_path / "load", load, tmp_path))
+                loads.append(_load(running.url, tmp_path / "load", clients, load, tmp_path))
             until(lambda: _idle(running.url))
             resting.append(memory().rss)
             busiest = max(resident)
@@ -94,11 +93,12 @@ def test_many_clients_at_once(tmp_path: Path, warm: int, seconds: int, grown: fl
     assert busiest < busy * first
     rows = loads[0].keys() | loads[1].keys()
     assert {"live", "stream", "transcriptions with vad", "/v1/embeddings", "refused"} <= rows
-    assert {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"} <= rows
+    kinds = {"greedy: schema", "greedy: n", "greedy: ids", "greedy: headers"}
+    assert len(kinds & rows) >= greedy
     for load in loads:
         total = load["Aggregated"]
         assert int(total["Failure Count"]) == 0
-        assert int(total["Request Count"]) > CLIENTS / 2
+        assert int(total["Request Count"]) > clients / 2
 
 
 @contextmanager
@@ -125,10 +125,12 @@ def _idle(url: str) -> bool:
     return not any(model["running"] or model["waiting"] for model in models)
 
 
-def _load(url: str, results: Path, seconds: int, folder: Path) -> dict[str, dict[str, str]]:
+def _load(
+    url: str, results: Path, clients: int, seconds: int, folder: Path
+) -> dict[str, dict[str, str]]:
     """Let the clients work; return locust's statistics by request."""
     words = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("load_clients.py"))]
-    words += ["--headless", "-u", str(CLIENTS), "-r", str(CLIENTS), "-t", f"{seconds}s"]
+    words += ["--headless", "-u", str(clients), "-r", str(clients), "-t", f"{seconds}s"]
     words += ["--host", url, "--csv", str(results), "--stop-timeout", "600", "--only-summary"]
     paths = {"EXPECTED": str(folder / "expected.json"), "RECORDING": str(RECORDING)}
     done = subprocess.run(
