@@ -166,6 +166,7 @@ def test_prompts_on_two_nodes(tmp_path, prompts, cluster: Nodes):
     assert generate(model, prompts, *options, "--ray", cluster.address) == here
 
 
+@pytest.mark.soak  # as of a folder, whose leases prompts share
 def test_prompts_of_which_a_node_is_killed(tmp_path, prompts, cluster: Nodes):
     model = tiny_llama(tmp_path / "tiny.gguf")
     options = ["--temperature", "1", "--max-new-tokens", "20"]
