@@ -1,4 +1,4 @@
-"""Starts `kvcast` with scripted models as a process of its own, and reads terminals."""
+"""Runs `kvcast` with scripted models in a subprocess, and reads its pseudo-terminal."""
 
 import os
 import pty

@@ -1,6 +1,6 @@
 """The documentation's Python and commands run as printed, in this process.
 
-Each block has a namespace of its own, so that it lacks what it does not import.
+Each block runs in a fresh namespace, so a missing import fails.
 """
 
 import json

@@ -18,7 +18,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
 
 
 CLIENTS = "test-clients"
-"""Of an environment of its own."""
+"""An extra that is installed in a separate virtual environment."""
 
 
 def included(extra: str) -> set[str]:
@@ -44,7 +44,7 @@ def test_all_extras_are_resolved_together():
     assert done.returncode == 0, done.stderr
 
 
-# What has no folder of its own in the source.
+# Folders of tests without a package of the same name in src.
 OTHERS = {
     "install": "the installed program, its documentation and this layout",
     "gpu": "what needs a CUDA device",

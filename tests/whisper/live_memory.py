@@ -1,4 +1,4 @@
-"""Minutes of live transcription in a process of its own, which reports their memory.
+"""Transcribe live for minutes in a subprocess, and report its memory.
 
 The argument is their number. Prints one JSON object: bytes that Python and NumPy hold and those of
 the process, each after a sixth and after all of them, and how many updates came.

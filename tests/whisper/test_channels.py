@@ -28,7 +28,7 @@ def texts(segments: list[kvcast.Segment], channel: int) -> str:
 
 @pytest.fixture(scope="module")
 def alone(load: Load, call: Samples) -> list[str]:
-    """The text of each channel as a recording of its own."""
+    """The text of each channel, transcribed as a separate recording."""
     return [
         "".join(segment.text for segment in load("demo").transcribe(samples, temperature=0.0))
         for samples in call.T

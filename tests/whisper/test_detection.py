@@ -230,13 +230,13 @@ class Spoken:
         rest = (1 - self.sure) / 2
         return {code: self.sure if i == best else rest for i, code in enumerate(SPOKEN)}
 
-    def hear(self, window_mt: NDArray[np.float32]) -> Any:
+    def detect_policy(self, window_mt: NDArray[np.float32]) -> Any:
         return at_once(self.detect(window_mt))
 
 
 def all_turns(spoken: Spoken) -> list[tuple[int, int, str]]:
     """First frame, end and language, one after the other."""
-    turns = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
+    turns = LanguageSpans(spoken, (0, spoken.frames), spoken.detect_policy)
     seek, spans = 0, []
     while seek < spoken.frames:
         turn = result_of(turns.at(seek))
@@ -287,7 +287,7 @@ def test_a_doubtful_piece_is_in_a_neighbours_language() -> None:
 
 def test_detection_reads_no_further_than_needed() -> None:
     spoken = Spoken([("en", 60_000)])
-    result_of(LanguageSpans(spoken, (0, spoken.frames), spoken.hear).at(0))
+    result_of(LanguageSpans(spoken, (0, spoken.frames), spoken.detect_policy).at(0))
     assert sum(spoken.heard) < AHEAD + 3 * 1600
 
 
@@ -301,7 +301,7 @@ def test_whatever_is_spoken_every_moment_has_a_language(turns, seeks) -> None:
     spoken = Spoken(turns)
     spans = all_turns(spoken)
     assert spans[-1][1] == spoken.frames
-    again = LanguageSpans(spoken, (0, spoken.frames), spoken.hear)
+    again = LanguageSpans(spoken, (0, spoken.frames), spoken.detect_policy)
     for seek in sorted(int(share * (spoken.frames - 1)) for share in seeks):
         turn = result_of(again.at(seek))
         assert turn.end > seek

@@ -173,7 +173,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
         type=filled,
         metavar="MODEL",
         help="whose kinds of layers the page shows, and whose operations and bytes it counts, as "
-        "kvcast inspect cost takes it; --window is then drawn instead of its own",
+        "kvcast inspect cost takes it; --window then replaces its sliding window",
     )
 
 

@@ -368,6 +368,6 @@ class Engine:
 
 
 def share_of_memory(beside: Iterable[Engine] = ()) -> int:
-    """Return the default bytes of a cache, less those that other engines' caches have reserved."""
+    """Return a cache's default bytes; memory that other engines' caches reserve is not free."""
     promised = sum(engine.status().cache_bytes for engine in set(beside))
     return max(0, available_bytes() - promised) // _SHARE

@@ -50,7 +50,7 @@ class Alignment(NamedTuple):
 class InputStream(ABC):
     """An input whose audio is still arriving, in a slot of a cache.
 
-    `held` counts its positions, with those that `finish` added until more audio arrives.
+    `held` counts its positions; the next audio replaces positions that `finish` added.
     """
 
     def __init__(self) -> None:

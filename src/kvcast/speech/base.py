@@ -299,7 +299,9 @@ class TranscriptionModel(ABC):
             raise UsageError("draft is not supported in an engine, whose rows are shared")
         decoding = self._decoding(params)
         if params.channels == SPLIT:
-            raise UsageError("an engine mixes channels: give it each as a recording of its own")
+            raise UsageError(
+                "an engine mixes channels: give it each channel as a separate recording"
+            )
         if max(decoding.widths) > scheduler.rows:
             raise UsageError(
                 f"beam and best_of must be at most {scheduler.rows}, the rows of the engine"

@@ -135,7 +135,7 @@ def _whole(file: GgufFile, name: str, default: int) -> int:
 
 
 def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
-    """Return the numbers of tensors and values that the header claims."""
+    """Return the tensor count and the metadata count from the header."""
     if cursor.take(4).tobytes() != b"GGUF":
         raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version = cursor.number("<u4")

@@ -200,7 +200,7 @@ def _missing(choice: HeadChoice, counts: dict[int, int]) -> UsageError:
 
 
 _WINDOW = 30.0
-"""Seconds that a sound of any length is padded to, by models that do so."""
+"""Seconds that Whisper pads audio to."""
 _ANSWER = 64
 """New tokens that answer a source, at most, unless another number is given."""
 

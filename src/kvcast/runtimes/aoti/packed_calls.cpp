@@ -45,7 +45,7 @@ struct kvcast_rows {
   }
 };
 
-// The words of a matrix; null where they are not those that this program was compiled for.
+// The descriptor of a packed matrix; null if its version is not the one compiled for.
 static const kvcast_matrix* kvcast_words(AtenTensorHandle tensor) {
   void* data = nullptr;
   if (aoti_torch_get_data_ptr(tensor, &data) != AOTI_TORCH_SUCCESS) return nullptr;

@@ -19,7 +19,7 @@ from kvcast.verification.report import Check
 from kvcast.verification.trial import ROWS, Baseline, Trial, skipped
 
 _LONGEST = 1024
-"""Positions that bytes are told for, where a sequence may be longer."""
+"""The longest sequence whose bytes per step are reported."""
 
 
 @dataclass(kw_only=True, eq=False)
