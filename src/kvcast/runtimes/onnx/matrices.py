@@ -240,8 +240,10 @@ def quantized(
     matrices: dict[str, Matrix] = {}
     for program, (size, codes) in bits.items():
         for name, source, is_outlier in _products(programs.get(program), outliers):
-            if (size == 8 or source.startswith("cross_attention")) and not is_outlier:
-                matrices[name] = Int8Columns(name, by_row=program == "decode")
+            if (size == 8 or source.startswith("cross_")) and not is_outlier:
+                # An encoder's states as an input have many positions, always the same.
+                of_tokens = program == "decode" and source not in programs[program].inputs
+                matrices[name] = Int8Columns(name, by_row=of_tokens)
             else:
                 matrices[name] = Blocks(name, in_blocks(name, weights[name], size, codes))
     return matrices | {
