@@ -10,11 +10,7 @@ import pytest
 from kvcast.errors import KvcastError
 from kvcast_bench.clients import Post, ask
 
-USAGE = {
-    "prompt_tokens": 7,
-    "completion_tokens": 3,
-    "prompt_tokens_details": {"cached_tokens": 5},
-}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
 MET = Barrier(2, timeout=60)
 
 
@@ -23,8 +19,6 @@ def chunk(text: str) -> dict[str, object]:
 
 
 class Script(BaseHTTPRequestHandler):
-    """Answers by path, one event at a time."""
-
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:

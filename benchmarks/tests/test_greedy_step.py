@@ -12,21 +12,13 @@ from torch.utils._pytree import tree_map
 
 from kit.dimensions import MISTRAL, SMALL
 from kit.models import random_programs
-from kvcast_bench.greedy_step import (
-    PRODUCTS,
-    GreedyState,
-    compiled,
-    make_step,
-    slots_for,
-    summed,
-)
+from kvcast_bench.greedy_step import PRODUCTS, GreedyState, compiled, make_step, slots_for, summed
 from tiny_models import written_eagerly
 
 NEW = 12
 
 
 def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]) -> GreedyState:
-    """A text of random positions, in caches of these shapes."""
     generator = torch.Generator().manual_seed(0)
 
     def keys_and_values(shapes: list[tuple[int, ...]]) -> list[Tensor]:

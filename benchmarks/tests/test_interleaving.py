@@ -8,8 +8,6 @@ from kvcast_bench.turns import take_turns
 
 
 class Stage:
-    """Writes down all that happens, and is the gate."""
-
     def __init__(self, settles: bool = True) -> None:
         self.events: list[str] = []
         self.settles = settles

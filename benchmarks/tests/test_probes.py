@@ -12,8 +12,6 @@ class Cache:
 
 
 class Idle:
-    """A runtime that does nothing."""
-
     vocabulary = 3
 
     def new_cache(self, rows, capacity, inputs=0):

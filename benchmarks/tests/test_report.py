@@ -107,12 +107,7 @@ class Canned(Runner):
         return None if self.machine is None else dict(self.machine)
 
 
-SECONDS = {
-    "kvcast-int8": [0.1, 0.2, 0.9],
-    "slow": [0.8, 0.6, 0.7],
-    "odd": [0.4],
-    "ill": [1],
-}
+SECONDS = {"kvcast-int8": [0.1, 0.2, 0.9], "slow": [0.8, 0.6, 0.7], "odd": [0.4], "ill": [1]}
 PARTS = {
     "speech": {"mel": 1.0, "encode": 4.0, "prefill": 1.0, "step": 2.0, "reorder": 0.0, "loop": 2.0},
     "causal": {"prefill": 1.0, "step": 2.0, "loop": 1.0},
@@ -178,7 +173,6 @@ def row(whole: Mapping[str, Any], name: str, **trial: Any) -> dict[str, Any]:
 
 
 def cells(text: str, *first: str) -> list[str]:
-    """The first line of a table that begins so."""
     lines = [line.split() for line in text.splitlines()]
     return next(line for line in lines if tuple(line[: len(first)]) == first)
 
@@ -315,12 +309,7 @@ def test_a_busy_machine_is_marked():
 
 def test_kvcast_is_needed_beside_peers():
     runner = Canned(
-        workload=SPEECH,
-        threads=1,
-        runs=1,
-        seconds=SECONDS,
-        parts={},
-        absent=("kvcast",),
+        workload=SPEECH, threads=1, runs=1, seconds=SECONDS, parts={}, absent=("kvcast",)
     )
     benchmark = Benchmark(
         name="transcribe",
@@ -375,11 +364,7 @@ def on_runtimes(floor: bool = True) -> dict[str, Any]:
     )
     return measure(
         Benchmark(
-            name="runtimes",
-            model="demo",
-            runner=runner,
-            backends=backends,
-            references=compared,
+            name="runtimes", model="demo", runner=runner, backends=backends, references=compared
         )
     )
 

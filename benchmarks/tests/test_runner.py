@@ -30,8 +30,6 @@ def runner(host: type[Remote] = Local, runs: int = 1) -> Runner:
 
 
 class Far(Remote):
-    """A process that finds the tests' modules."""
-
     def __init__(
         self, served: object, environment: dict[str, str], python: str | None = None
     ) -> None:
@@ -71,8 +69,6 @@ def test_who_cannot_take_part_says_why():
 
 
 class Elsewhere(Scripted):
-    """Says what its process finds in its environment."""
-
     environment = "KVCAST_TEST_ELSEWHERE"
 
     def variables(self) -> dict[str, str]:

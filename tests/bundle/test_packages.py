@@ -19,7 +19,6 @@ RECORD = "model/extra/kvcast.json"
 
 
 def write_fake(folder: Path, package: str) -> Path:
-    """A bundle whose package is an archive of one record, or for a .pte just bytes."""
     path = folder / package
     path.parent.mkdir(parents=True)
     if package.endswith(".pt2"):

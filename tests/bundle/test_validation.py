@@ -34,7 +34,6 @@ def copied(model: str, folder: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """The one line that opening is refused with, which takes no memory."""
     tracemalloc.start()
     try:
         with pytest.raises(KvcastError) as caught:

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from kit.small_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
-from kit.tool_templates import (
-    CLOCK,
-    NO_TOOLS,
-    TOOL_TEMPLATES,
-    WEATHER,
-    call,
-    conversation,
-)
+from kit.tool_templates import CLOCK, NO_TOOLS, TOOL_TEMPLATES, WEATHER, call, conversation
 from kvcast.chat.conversation import HEADING, checked
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.opening import open_text
@@ -32,11 +25,7 @@ def transformers_tokens(
         tokenizer_object=KINDS[kind](), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
     return theirs.apply_chat_template(
-        messages,
-        tools=tools,
-        chat_template=template,
-        add_generation_prompt=True,
-        return_dict=False,
+        messages, tools=tools, chat_template=template, add_generation_prompt=True, return_dict=False
     )
 
 
@@ -234,10 +223,7 @@ def assistant(*calls: Any) -> dict[str, Any]:
             "message 1: a call's function needs a name of at most 64 letters, digits, "
             "underscores and hyphens",
         ),
-        (
-            [assistant(call("f", "{"))],
-            "message 1: the arguments of the call of f are not JSON",
-        ),
+        ([assistant(call("f", "{"))], "message 1: the arguments of the call of f are not JSON"),
         (
             [assistant(call("f", '{"a": NaN}'))],
             "message 1: the arguments of the call of f are not JSON",

@@ -14,11 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvcast.chat.tool_calls import knows_tools
-from kvcast.checkpoints.huggingface_text import (
-    chat_templates,
-    special_tokens,
-    tokenizer_settings,
-)
+from kvcast.checkpoints.huggingface_text import chat_templates, special_tokens, tokenizer_settings
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -54,7 +50,6 @@ def spelled() -> list[str]:
 
 @cache
 def tokenizer_json() -> str:
-    """Bytes and special tokens, of which every other one is an ordinary token of the vocabulary."""
     control = spelled()
     tokens = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(tokens)}, merges=[]))
@@ -65,7 +60,6 @@ def tokenizer_json() -> str:
 
 
 def written(folder: Path, style: str) -> Path:
-    """Write the text files of a model of this style."""
     place, control = STYLES.index(style) % 3, spelled()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     as_objects = {name: {"content": text, "lstrip": False} for name, text in NAMED.items()}

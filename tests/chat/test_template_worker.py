@@ -304,7 +304,6 @@ HANGS = {
 
 
 def failure(source: str) -> str:
-    """Return the error line of a template."""
     with pytest.raises(KvcastError) as error:
         ChatTemplate(source=source, constants={}).render(user("Hello"))
     line = str(error.value)

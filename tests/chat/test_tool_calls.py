@@ -75,7 +75,6 @@ AFTER_CONTENT = [pair for pair in WRITERS if pair[1] is not llama]
 
 
 def parsed(form: ToolForm, *pieces: str) -> list[str | ToolCall]:
-    """What a parser says, content joined."""
     parser = form.parser(NAMES)
     parts: list[str | ToolCall] = []
     for said in (*map(parser.push, pieces), parser.finish()):

@@ -11,7 +11,6 @@ from kvcast.errors import KvcastError
 
 
 def one_line(kind, function, *arguments):
-    """The message of the error of this class that a function raises."""
     with pytest.raises(kind) as caught:
         function(*arguments)
     message = str(caught.value)
@@ -37,7 +36,6 @@ def rewrite_weights(folder, change):
 
 
 def without(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Leave out tensors whose names end so."""
     return lambda tensors: {n: tensor for n, tensor in tensors.items() if not n.endswith(names)}
 
 

@@ -57,8 +57,6 @@ PART = "model-00002-of-0000"
 
 
 def led_to(name: Any) -> Callable[[bytes], bytes]:
-    """Say in an index that a tensor lies in the file of this name."""
-
     def change(contents: bytes) -> bytes:
         weight_map = json.loads(contents)["weight_map"]
         weight_map["model.decoder.layer_norm.weight"] = name
@@ -483,7 +481,6 @@ EMBEDDINGS = "embeddings.word_embeddings.weight"
 
 
 def base_alone(tensors: Any) -> Any:
-    """Leave what saving the base model leaves."""
     return {
         name.partition(".")[2]: tensor
         for name, tensor in tensors.items()
@@ -596,7 +593,6 @@ MISTRAL = [
 
 
 def named(path: Path) -> str:
-    """Return the name under which a file of a release is missed."""
     return "bert_config.json" if path.suffix == ".json" else path.name
 
 
@@ -716,7 +712,6 @@ GGUF_FILES = [
 
 
 def made(make: Callable[[Path, Any], object], *cases: Case) -> list[Refusal]:
-    """Return a row for each file that is written in this way."""
     return [
         Refusal("gguf", lambda folder, what=what: make(folder / "m.gguf", what), words, FAILED)
         for what, words in cases

@@ -114,7 +114,6 @@ def refusals(
 
 
 def each_saying(common: str, *cases: tuple[Any, str]) -> list[Case]:
-    """Expect these words in each message, beside its own."""
     return [(change, (words, common)) for change, words in cases]
 
 

@@ -59,7 +59,6 @@ def sized(encoder: int, decoder: int, heads: int, vocab: int, mels: int) -> Whis
 
 
 def openais(name: str) -> Heads:
-    """What openai-whisper unpacks for one of its models."""
     _, layers, heads, *_ = OPENAI[name]
     packed = gzip.decompress(base64.b85decode(whisper._ALIGNMENT_HEADS[name]))
     mask = np.frombuffer(packed, bool).reshape(layers, heads)

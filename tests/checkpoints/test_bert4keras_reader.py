@@ -63,7 +63,6 @@ DIMENSIONS = {
 
 
 def configured(release, tmp_path, **fields):
-    """A copy of a release with changed fields in its configuration."""
     folder = copied(release, tmp_path)
     path = next(folder.glob("*.json"))
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **fields}))
@@ -100,7 +99,6 @@ def renamed(name):
 
 
 def in_transformers(release):
-    """transformers' model of a release, with weights set by the formula that generated them."""
     rotary = release == "roformer-sim"
     config, kind = (
         (WRITER.ROFORMER, (RoFormerConfig, RoFormerForMaskedLM))

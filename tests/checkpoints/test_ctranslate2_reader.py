@@ -30,7 +30,6 @@ QUANTISED = ct2_bytes(quantised_variables(), TIED)
 
 
 def convert(folder, output, quantization):
-    """CTranslate2's own converter, with a vocabulary in place of a tokenizer."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     converter = ctranslate2.converters.TransformersConverter(str(folder))
     tokenizer = types.SimpleNamespace(get_vocab=lambda: {f"t{i}": i for i in range(13)})
@@ -124,8 +123,7 @@ def test_all_revisions_of_the_specification_read_alike(tmp_path, revision):
     contents = ct2_bytes(ct2_variables(), TIED, revision=revision)
     checkpoint = open_checkpoint(ct2_folder(tmp_path / "ct2", contents))
     np.testing.assert_array_equal(
-        checkpoint.tensors["decoder.embedding.weight"],
-        ct2_variables()["decoder/embeddings/weight"],
+        checkpoint.tensors["decoder.embedding.weight"], ct2_variables()["decoder/embeddings/weight"]
     )
 
 

@@ -47,7 +47,6 @@ INERT = {
 
 
 def saved(config):
-    """A configuration as transformers writes it, with every field."""
     return json.loads(json.dumps(config.to_dict(), default=str))
 
 
@@ -56,18 +55,15 @@ def read(config):
 
 
 def text_of(config):
-    """The fields of a model's decoder."""
     return config.get("text_config") or config
 
 
 def has_more(kind):
-    """Tell whether a type's configuration has its decoder's apart."""
     config = transformers.AutoConfig.for_model(kind)
     return config.get_text_config() is not config
 
 
 def built(kind, fields):
-    """Transformers' configuration from some fields of a decoder."""
     text = {name: value for name, value in fields.items() if name != "model_type"}
     if has_more(kind):
         of_text = transformers.AutoConfig.for_model(kind).get_text_config().model_type
@@ -76,7 +72,6 @@ def built(kind, fields):
 
 
 def stated(kind, fields):
-    """What a file says with some fields of a decoder."""
     text = {name: value for name, value in fields.items() if name != "model_type"}
     return {"model_type": kind, **({"text_config": text} if has_more(kind) else text)}
 

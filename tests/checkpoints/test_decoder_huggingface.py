@@ -8,13 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
-from checkpoints.tiny_decoders import (
-    LLAMA3,
-    SETTINGS,
-    SIZES,
-    random_decoder,
-    save_decoder,
-)
+from checkpoints.tiny_decoders import LLAMA3, SETTINGS, SIZES, random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
 from kvcast.checkpoints.decoder.huggingface import decoder_dimensions
 from kvcast.checkpoints.source import open_checkpoint
@@ -271,7 +265,6 @@ def test_a_window_is_where_the_configuration_means_one(tmp_path, name, fields, w
 
 
 def test_a_window_counts_the_query_itself_as_in_transformers(tmp_path):
-    """The last query of transformers' mask sees as many positions as the dimensions' window."""
     model = random_decoder("mistral", sliding_window=5)
     (window, *_) = open_checkpoint(save_decoder(model, tmp_path / "model")).dimensions.windows
     tokens = torch.arange(12)[None]

@@ -212,11 +212,7 @@ MODELS = {
         )
         for blocks, parallel in (("", True), (" of blocks in turn", False))
     },
-    "phi2": (
-        "phi",
-        {"layer_norm_eps": 2**-17},
-        {**LAYER_NORM, "rope__dimension_count": 8},
-    ),
+    "phi2": ("phi", {"layer_norm_eps": 2**-17}, {**LAYER_NORM, "rope__dimension_count": 8}),
     "stablelm": (
         "stablelm",
         {"layer_norm_eps": 2**-17, "use_qkv_bias": True},
@@ -238,11 +234,7 @@ MODELS = {
             "shortconv__l_cache": 5,
         },
     ),
-    "qwen35": (
-        "qwen3_5_text",
-        DELTA,
-        DELTA_VALUES,
-    ),
+    "qwen35": ("qwen3_5_text", DELTA, DELTA_VALUES),
     "qwen35moe": (
         "qwen3_5_moe_text",
         {**DELTA, **OF_EXPERTS, "shared_expert_intermediate_size": SHARED},
@@ -302,11 +294,7 @@ MODELS = {
     "ernie4_5": ("ernie4_5", {}, {}),
     "seed_oss": ("seed_oss", {}, {}),
     "arcee": ("arcee", {}, {}),
-    "nemotron": (
-        "nemotron",
-        {"norm_eps": 2**-17},
-        {**LAYER_NORM, "rope__dimension_count": 8},
-    ),
+    "nemotron": ("nemotron", {"norm_eps": 2**-17}, {**LAYER_NORM, "rope__dimension_count": 8}),
     "nemotron with biases": (
         "nemotron",
         {"norm_eps": 2**-17, "mlp_bias": True, "attention_bias": True},
@@ -478,7 +466,6 @@ def stacked(state):
 
 
 def reordered(name, array, architecture):
-    """Return an array as the conversion of an architecture turns it."""
     if architecture == "gpt2" and array.ndim == 2 and "embd" not in name:
         return array.T
     if architecture == "gptneox" and name == "attn_qkv":

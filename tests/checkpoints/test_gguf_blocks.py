@@ -14,7 +14,6 @@ SHAPE = 6, 512
 
 
 def raw_of(kind, seed=0):
-    """Bytes of a matrix of this type, and the numbers that gguf reads from them."""
     kind = gguf.GGMLQuantizationType[kind]
     generator = np.random.default_rng(seed)
     if kind.name == "Q4_K":  # which the library only reads

@@ -46,9 +46,7 @@ def test_every_truncation_is_one_line(whole, tmp_path):
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_changed_bytes_are_read_or_one_line(whole, tmp_path, data):

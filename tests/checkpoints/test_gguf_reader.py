@@ -79,11 +79,7 @@ def gemma(path, layers=LAYERS, **more):
             for i in range(LAYERS, layers):
                 arrays[name.replace("blk.0.", f"blk.{i}.")] = array
     values = sizes(
-        "gemma3",
-        block_count=layers,
-        attention__sliding_window=5,
-        rope__freq_base=1e6,
-        **more,
+        "gemma3", block_count=layers, attention__sliding_window=5, rope__freq_base=1e6, **more
     )
     return write(path, "gemma3", values | vocabulary(), arrays)
 
@@ -124,9 +120,7 @@ def test_transformers_reads_the_same_model(tmp_path, architecture):
         norm = theirs[f"model.layers.{i}.input_layernorm.weight"].numpy()
         # transformers stores Gemma's minus one.
         np.testing.assert_allclose(
-            ours[f"decoder.layers.{i}.attention_norm.weight"],
-            norm + is_gemma,
-            atol=1e-6,
+            ours[f"decoder.layers.{i}.attention_norm.weight"], norm + is_gemma, atol=1e-6
         )
     np.testing.assert_array_equal(
         ours["decoder.embedding.weight"], theirs["model.embed_tokens.weight"].numpy()

@@ -41,7 +41,6 @@ def tokenizer(files):
 
 
 def with_arrays(values):
-    """Lists of numbers as arrays, as the container returns them."""
     return {
         name: np.array(value)
         if isinstance(value, list) and not isinstance(value[0], str)
@@ -59,7 +58,6 @@ def read(pre="gpt-2", architecture="llama", template=None, **more):
 
 @cache
 def both_tokenizers():
-    """kvcast's and transformers' tokenizers of the packaged model."""
     from transformers import AutoTokenizer
 
     path = packaged()
@@ -79,9 +77,7 @@ def test_ids_of_the_packaged_model_equal_transformers():
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(
@@ -246,7 +242,6 @@ def test_qwen_composes_characters_first():
 
 
 def sentencepiece(**more):
-    """A Llama vocabulary: bytes, then pieces, best first."""
     special = ["<unk>", "<s>", "</s>"]
     octets = [f"<0x{byte:02X}>" for byte in range(256)]
     pieces = ["▁t", "he", "▁the", "▁▁", "▁", "t", "h", "e", "a", "é", "<user>"]

@@ -43,7 +43,6 @@ def in_codes(tensors):
 
 @pytest.fixture
 def folders(tmp_path):
-    """A model in floats, and the same in codes."""
     experts = {"num_local_experts": 3, "num_experts_per_tok": 2}
     sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2}
     model = random_decoder("gpt_oss", **experts, **sizes)

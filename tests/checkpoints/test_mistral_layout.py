@@ -52,7 +52,6 @@ def pairs_from_halves(weight):
 
 
 def mistral_tensors(model):
-    """A model's tensors as mistral-inference names and orders them."""
     tensors = {}
     for name, tensor in model.state_dict().items():
         for theirs, own in NAMES.items():
@@ -91,7 +90,6 @@ def write(model, folder, **params):
 
 
 def in_other_layout(model):
-    """The checkpoint of the same model in Hugging Face's layout."""
     with TemporaryDirectory() as folder:  # its files stay mapped
         return open_checkpoint(save_decoder(model, Path(folder)))
 

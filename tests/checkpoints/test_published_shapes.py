@@ -29,8 +29,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> WhisperTokenizer:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SHAPES],
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SHAPES]
 )
 def test_both_layouts_give_the_same_model(name: str, tmp_path: Path):
     shape: Shape = SHAPES[name]

@@ -107,8 +107,6 @@ def test_an_adapter_alone_is_told_to_need_its_model(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Write an undamaged checkpoint once; returns a function of its name."""
-
     @cache
     def write(name: str) -> Path:
         folder = tmp_path_factory.mktemp("whole")

@@ -30,7 +30,6 @@ def fake_package(site: Path, name: str, version: str, files: dict[str, bytes]) -
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder with installed packages that come before all others."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -69,7 +68,6 @@ def test_demo_of_another_version_or_contents_or_half_removed_is_one_line(site):
 
 
 def install_base(site, monkeypatch, part2=b"second"):
-    """Both packages of demo-base with small contents, whose digests are the expected ones."""
     from hashlib import sha256
 
     monkeypatch.setattr(

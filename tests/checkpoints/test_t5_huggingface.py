@@ -26,12 +26,7 @@ FLAN_T5_SMALL = replace(
 )
 MT5_SMALL = replace(FLAN_T5_SMALL, architecture="mt5", vocab_size=250112)
 BYT5_SMALL = replace(
-    FLAN_T5_SMALL,
-    vocab_size=384,
-    width=1472,
-    inner=3584,
-    encoder_layers=12,
-    decoder_layers=4,
+    FLAN_T5_SMALL, vocab_size=384, width=1472, inner=3584, encoder_layers=12, decoder_layers=4
 )
 PUBLISHED = {
     "t5-small": T5_SMALL,
@@ -98,9 +93,7 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 @pytest.mark.parametrize(
-    "names",
-    [COPIES, ("lm_head.weight",), (*COPIES, "lm_head.weight")],
-    ids=" and ".join,
+    "names", [COPIES, ("lm_head.weight",), (*COPIES, "lm_head.weight")], ids=" and ".join
 )
 @pytest.mark.parametrize("original", [True, False])
 def test_copies_of_the_embedding_are_read_once(t5, names, original):
@@ -275,10 +268,7 @@ def test_a_t5_of_word_pieces_looks_for_words_whatever_its_tokenizer_is_called(pe
     if name:
         settings = json.dumps({"tokenizer_class": name})
         (pegasus / "tokenizer_config.json").write_text(settings)
-    assert text_of(pegasus) == (
-        PEGASUS_ABOUT,
-        {"vocab.txt": (pegasus / "vocab.txt").read_bytes()},
-    )
+    assert text_of(pegasus) == (PEGASUS_ABOUT, {"vocab.txt": (pegasus / "vocab.txt").read_bytes()})
 
 
 def test_what_transformers_saves_of_a_bert_tokenizer_is_enough_for_a_t5(pegasus):

@@ -23,11 +23,7 @@ from checkpoints.tiny_tensorflow import (
     variables,
     varint,
 )
-from kvcast.checkpoints.text2text.tensorflow import (
-    _masked_crc32c,
-    read_checkpoint,
-    shard_files,
-)
+from kvcast.checkpoints.text2text.tensorflow import _masked_crc32c, read_checkpoint, shard_files
 from kvcast.errors import InputOutputError, KvcastError
 
 INDEX = {name: next((DATA / name).glob("*.index")) for name in RELEASES}
@@ -85,7 +81,6 @@ def test_checksums_are_castagnolis():
 
 
 def outcome(folder, contents, shard=None):
-    """Write an index, and a shard if given; read all; return the error's line or None."""
     (folder / "m.ckpt.index").write_bytes(contents)
     if shard is not None:
         (folder / "m.ckpt.data-00000-of-00001").write_bytes(shard)

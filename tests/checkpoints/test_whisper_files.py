@@ -21,7 +21,6 @@ KINDS = {"English": (False, 99), "multilingual": (True, 99), "since large-v3": (
 
 
 def parts(complete: bytes, folder) -> None:
-    """Write the files of transformers' slow tokenizer, as fine-tuning scripts save them."""
     tokenizer = json.loads(complete)
     added = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
     end = {"<|endoftext|>": added.pop("<|endoftext|>")}
@@ -32,7 +31,6 @@ def parts(complete: bytes, folder) -> None:
 
 
 def every_token(complete: bytes) -> list[str]:
-    """List all tokens as CTranslate2's converter does."""
     tokenizer = json.loads(complete)
     ids = dict(tokenizer["model"]["vocab"])
     ids |= {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}

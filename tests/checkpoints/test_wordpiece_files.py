@@ -8,12 +8,7 @@ from checkpoints.tiny_whisper import edit_json
 from kit.random_unilms import TOKENS, random_unilm, save_unilm, tokenizer_json
 from kvcast.checkpoints.source import open_checkpoint
 
-ABOUT = {
-    "end_tokens": [3],
-    "tokenizer": "bert",
-    "lowercase": True,
-    "words": False,
-}
+ABOUT = {"end_tokens": [3], "tokenizer": "bert", "lowercase": True, "words": False}
 # With a word of two characters.
 WORDS = (*TOKENS[:-2], "今天", "天")
 VOCABULARY = "".join(f"{token}\n" for token in TOKENS).encode()

@@ -76,7 +76,6 @@ def random_decoder(name, seed=0, **settings):
 
 
 def save_decoder(model, folder: Path, **options) -> Path:
-    """Save a model beside the smallest files of a tokenizer."""
     model.save_pretrained(folder, **options)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {"</s>": 2}}}')
     (folder / "tokenizer_config.json").write_text(

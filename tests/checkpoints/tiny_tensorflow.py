@@ -15,7 +15,6 @@ RELEASES = ("roformer-sim", "simbert", "t5-pegasus")
 
 
 def variables(release):
-    """Name to float32 array of every weight in a release's folder."""
     shapes = {
         "roformer-sim": lambda: WRITER.bert_shapes(WRITER.ROFORMER),
         "simbert": lambda: WRITER.bert_shapes(WRITER.SIMBERT),
@@ -25,7 +24,6 @@ def variables(release):
 
 
 def copied(release, tmp_path):
-    """A copy of a release's folder, to be damaged."""
     return Path(shutil.copytree(DATA / release, tmp_path / release, dirs_exist_ok=True))
 
 
@@ -38,14 +36,12 @@ def varint(number):
 
 
 def field(number, content):
-    """One field of a protocol buffer: a number or some bytes."""
     if isinstance(content, int):
         return varint(number << 3) + varint(content)
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def entry(shape, offset, size, kind=1, shard=0):
-    """A BundleEntryProto."""
     axes = b"".join(field(2, field(1, axis)) for axis in shape)
     numbers = {1: kind, 3: shard, 4: offset, 5: size}
     return field(2, axes) + b"".join(field(n, value) for n, value in numbers.items())
@@ -62,12 +58,10 @@ def block(pairs, compression=0, restarts=(0,)):
 
 
 def sealed(contents):
-    """Append the checksum to a block's contents and compression."""
     return contents + struct.pack("<I", _masked_crc32c(contents))
 
 
 def index(*blocks, handles=None):
-    """A whole index of these blocks."""
     start, places = 0, []
     for contents in blocks:
         places.append((start, len(contents) - 5))

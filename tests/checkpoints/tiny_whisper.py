@@ -116,7 +116,6 @@ def ct2_bytes(variables, aliases=(), version=6, specification="WhisperSpec", rev
 
 
 def ct2_variables(d=4, mels=2, vocab=5, encoder=1, decoder=1, heads=2, source=3, target=3, seed=0):
-    """A whole Whisper as CTranslate2 names it, float32, random."""
     random = np.random.default_rng(seed)
     shapes = {
         "encoder/conv1/weight": (d, mels, 3),

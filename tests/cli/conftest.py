@@ -46,7 +46,6 @@ def open_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def model(open_as: Callable[..., None]) -> FakeModel:
-    """The model that is opened in this test; it remembers how."""
     scripted = FakeModel()
     open_as(scripted, calls=scripted.calls)
     return scripted
@@ -54,7 +53,6 @@ def model(open_as: Callable[..., None]) -> FakeModel:
 
 @pytest.fixture
 def text_model(open_as: Callable[..., None]) -> FakeTextModel:
-    """As `model`, of text."""
     scripted = FakeTextModel()
     open_as(scripted, calls=scripted.calls)
     return scripted
@@ -62,8 +60,6 @@ def text_model(open_as: Callable[..., None]) -> FakeTextModel:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Callable[[str], str]:
-    """Make an (empty) input file of that name and return its path."""
-
     def make(name: str) -> str:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def schema(name: str) -> Any:
-    """Return a published JSON Schema."""
     return json.loads((DOCS / f"{name}.schema.json").read_text(encoding="utf-8"))
 
 

@@ -70,8 +70,6 @@ def pcm(seconds: float) -> bytes:
 
 
 def live_model(**settings: Any) -> Any:
-    """A model whose `live` is a FakeLive; `lives` remembers them with their options."""
-
     class Model:
         task = "transcribe"
         lives: ClassVar[list[tuple[FakeLive, dict[str, Any]]]] = []

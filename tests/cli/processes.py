@@ -19,7 +19,6 @@ def start(*words: str | Path, environment: dict[str, str] | None = None, **strea
 
 
 def read_all(terminal: int) -> str:
-    """Return what was shown until the last writer left."""
     shown = b""
     try:
         while chunk := os.read(terminal, 4096):
@@ -33,7 +32,6 @@ def read_all(terminal: int) -> str:
 def on_terminal(
     *words: str | Path, streams: Sequence[str] = ("stdout", "stderr"), **settings: Any
 ) -> tuple[Any, str]:
-    """Run with these streams on a terminal; returns what ended and what was shown."""
     seen, terminal = pty.openpty()
     process = start(*words, **dict.fromkeys(streams, terminal), **settings)
     os.close(terminal)

@@ -30,7 +30,6 @@ def parsed(command: ModuleType, *words: str) -> argparse.Namespace:
 
 
 def taken(function: Callable[..., object]) -> dict[str, object]:
-    """Return the keywords of a function with their defaults."""
     parameters = inspect.signature(function).parameters.values()
     keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     keywords.pop("on_phase", None)  # the command line's own, for its progress

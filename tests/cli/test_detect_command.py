@@ -23,8 +23,6 @@ HAWAIIAN = DetectedLanguage(language="haw", probabilities={"haw": 1.0, "en": 0.0
 
 @dataclass
 class Listening:
-    """Detects German in every recording, or the scripted language."""
-
     task: ClassVar[str] = "transcribe"
     is_multilingual: bool = True
     heard: dict[str, Any] = field(default_factory=dict)

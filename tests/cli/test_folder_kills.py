@@ -54,7 +54,6 @@ def transcripts(out: Path) -> dict[str, bytes]:
 
 
 def done_in(out: Path) -> set[str]:
-    """Return the recordings that the journal's intact lines have as done."""
     journal = out / ".kvcast" / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
     entries = filter(None, map(unsealed, lines))

@@ -31,7 +31,6 @@ class Model(ReadingModel):
         return super().transcribe(source)
 
     def taken(self, folder: Path) -> list[str]:
-        """Return what was transcribed since the last time."""
         paths = [Path(source).relative_to(folder).as_posix() for source in self.calls]
         self.calls.clear()
         return paths

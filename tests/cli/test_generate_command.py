@@ -26,8 +26,6 @@ def scripted(open_as) -> FakeTextModel:
 
 @pytest.fixture
 def lines(tmp_path: Path):
-    """Write prompts, one a line, and return the file's name."""
-
     def write(*prompts: str) -> str:
         path = tmp_path / "prompts"
         path.write_text("".join(f"{prompt}\n" for prompt in prompts), encoding="utf-8")
@@ -153,7 +151,6 @@ def test_notices_about_a_models_files_are_printed_unless_quiet(open_as, capsys):
 
 @pytest.fixture
 def drafting(open_as):
-    """A model with counts of drafts, and the model that `--draft small` opens."""
     model, small = FakeTextModel(drafts=DraftCounts(proposed=40, accepted=30)), FakeTextModel()
     open_as(model, small=small)
     return model, small

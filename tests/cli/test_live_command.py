@@ -31,7 +31,6 @@ def model(open_as):
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
-    """Make these bytes standard input, all at once."""
     with contextlib.ExitStack() as opened:
 
         def make(data: bytes) -> None:

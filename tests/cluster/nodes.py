@@ -31,7 +31,6 @@ class Nodes:
         self.address: str = self._cluster.address
 
     def refill(self) -> None:
-        """Add nodes instead of killed ones."""
         while len(self._others) < self._wanted:
             self._others.append(self._cluster.add_node(num_cpus=1))
 
@@ -50,7 +49,6 @@ class Nodes:
 
 @contextmanager
 def nodes(others: int = 1) -> Iterator[Nodes]:
-    """Run a cluster."""
     before = set(psutil.Process().children(recursive=True))
     cluster = None
     try:
@@ -64,14 +62,12 @@ def nodes(others: int = 1) -> Iterator[Nodes]:
 
 
 def start(*words: Any, **settings: Any) -> subprocess.Popen[str]:
-    """Start `kvcast` with these words."""
     command = [sys.executable, "-m", "kvcast", *map(str, words)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **streams | settings)
 
 
 def run(*words: Any, while_running: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
-    """Return the exit code and both outputs of `kvcast` with these words."""
     process = start(*words)
     try:
         while_running()

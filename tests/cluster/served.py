@@ -28,8 +28,6 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """`kvcast serve`, its URL and its log."""
-
     process: subprocess.Popen[str]
     url: str
     log: Path
@@ -38,7 +36,6 @@ class Command:
         return self.log.read_text()
 
     def end(self) -> None:
-        """End it as SIGTERM does."""
         self.process.terminate()
         assert self.process.wait(120) == 0
         assert "Traceback" not in self.said()
@@ -68,7 +65,6 @@ def begun(
 
 @contextmanager
 def serving(address: str, folder: Path, *words: Any) -> Iterator[str]:
-    """Serve as `begun` does, and end as the command should; yields the URL."""
     with begun(address, folder, *words) as command:
         yield command.url
         command.end()
@@ -80,7 +76,6 @@ def complete(url: str, **options: Any) -> httpx.Response:
 
 @contextmanager
 def stream(url: str) -> Iterator[Iterator[Any]]:
-    """Yield the events of a text that takes long."""
     asked = LONG | {"stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=300) as response:
         yield (
@@ -91,7 +86,6 @@ def stream(url: str) -> Iterator[Iterator[Any]]:
 
 
 def last_event(url: str, began: threading.Semaphore) -> Any:
-    """Return the last event of a text that takes long."""
     with stream(url) as events:
         first = next(events)
         began.release()

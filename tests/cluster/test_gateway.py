@@ -72,7 +72,6 @@ def served(
     leaves: bool = False,
     **limits: Any,
 ) -> list[dict[str, Any]]:
-    """Return the messages that the client gets for a body in these parts."""
     sent: list[dict[str, Any]] = []
     waiting = [body(part) | {"type": "http.request"} for part in parts]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
@@ -219,7 +218,6 @@ def test_an_abandoned_response_cancels_the_replica():
 
 
 def get(app: Any, path: str) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the call of the application, and where its answer will be."""
     sent: list[dict[str, Any]] = []
     coming = [{"type": "http.request", "body": b"", "more_body": False}]
 

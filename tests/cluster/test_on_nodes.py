@@ -36,7 +36,6 @@ def cluster(shared: Nodes) -> Nodes:
 
 
 def recordings(folder: Path, count: int, seconds: int) -> Path:
-    """Make a folder of that many parts of the example, and a damaged file."""
     samples, rate = soundfile.read(EXAMPLE)
     (folder / "more").mkdir(parents=True)
     for number in range(count):
@@ -57,7 +56,6 @@ def transcripts(out: Path) -> dict[str, bytes]:
 
 
 def journal(out: Path) -> list[dict[str, Any]]:
-    """Return the entries about recordings, in order."""
     path = out / ".kvcast/journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)[1:] if path.exists() else []
     return [entry for entry in map(unsealed, lines) if entry is not None]
@@ -69,7 +67,6 @@ def folder_words(folder: Path, out: Path, *words: str) -> list[Any]:
 
 
 def test_a_folder_of_which_a_node_is_killed(tmp_path, cluster: Nodes):
-    """The results are those of one machine."""
     folder = recordings(tmp_path / "in", 14, 10)
     here, there = tmp_path / "here", tmp_path / "there"
     code, told_here, err = run(*folder_words(folder, here))
@@ -135,7 +132,6 @@ def test_a_run_that_is_terminated_is_resumed(tmp_path):
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Prompts of which some are repeated, some with a system text of their own."""
     path = tmp_path / "prompts.jsonl"
     chance = np.random.default_rng(0)
     texts = ["the sea", "a whale", "once upon", *(f"number {n}" for n in range(20))]
@@ -153,7 +149,6 @@ def generate(model: Path, prompts: Path, *words: str, **settings: Any) -> list[d
 
 
 def comparable(text: dict[str, Any]) -> dict[str, Any]:
-    """Return a text without what differs from run to run."""
     return {**text, "timings": None, "alternatives": None}
 
 

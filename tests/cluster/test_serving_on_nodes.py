@@ -42,7 +42,6 @@ def url(request, cluster, tmp_path_factory) -> Iterator[str]:
 
 
 def replicas() -> list[psutil.Process]:
-    """Return the processes with the model, the busiest first."""
     processes = [
         process
         for process in psutil.Process().children(recursive=True)
@@ -52,7 +51,6 @@ def replicas() -> list[psutil.Process]:
 
 
 def busy() -> list[psutil.Process]:
-    """Return the replicas that compute."""
     before = {process.pid: process.cpu_times().user for process in replicas()}
     time.sleep(1)
     return [

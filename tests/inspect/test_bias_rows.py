@@ -26,7 +26,6 @@ def theirs(length: int, buckets: int, max_distance: int, *, bidirectional: bool)
 
 
 def shown(text: str, stack: str) -> list[list[str]]:
-    """Return the cells under a heading, without labels."""
     _, block = text.split(f"{stack}: ")
     _, columns, *lines = block.split("\n\n")[0].splitlines()
     assert columns.split() == [str(key) for key in range(len(columns.split()))]

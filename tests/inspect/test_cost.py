@@ -149,9 +149,7 @@ def test_a_token_multiplies_its_experts_and_a_prompt_reads_them_all():
 
 
 @pytest.mark.parametrize("model", [ModelWork(dimensions=decoder()), TURBO])
-def test_a_prompt_and_its_steps_multiply_what_the_whole_does_at_once(
-    model: ModelWork | ModelWork,
-):
+def test_a_prompt_and_its_steps_multiply_what_the_whole_does_at_once(model: ModelWork | ModelWork):
     whole = model.call(0, 12, asked=12)
     parts = [model.call(0, 5, asked=5), *(model.call(length, 1) for length in range(5, 12))]
     for part in ("keys_values", "linear", "attention"):

@@ -93,11 +93,7 @@ def test_layers_that_do_the_same_share_a_row(capsys: pytest.CaptureFixture[str],
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(
-    words: list[str],
-    code: int,
-    problem: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], code: int, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["inspect", "graph", str(folder), "--length", "9", *words]) == code
     told = capsys.readouterr().err

@@ -46,12 +46,10 @@ def full_mask(length: int, window: int) -> NDArray[np.bool_]:
 
 
 def seen_positions(mask: NDArray[np.bool_], keys: NDArray[np.int64]) -> list[list[int]]:
-    """For each query the positions that it sees, sorted: a ring has its keys in another order."""
     return [sorted(keys[row].tolist()) for row in mask]
 
 
 def write(ring: list[int], positions: range) -> None:
-    """Write positions one by one, as a naive cache would."""
     for position in positions:
         ring[position % len(ring)] = position
 

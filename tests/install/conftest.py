@@ -13,7 +13,6 @@ from install.wheels import Install, build_wheel, environment
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, with the native library where there is a compiler; one for all workers."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheel"
     with FileLock(f"{folder}.lock"):

@@ -25,7 +25,6 @@ EXPORT_ONLY = ("torch", "onnx", "onnx_ir", "transformers")
 
 @pytest.fixture(scope="module")
 def base_python(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A second virtual environment with nothing but kvcast's base dependencies."""
     return install(tmp_path_factory.mktemp("base-install"), *LOCKED)
 
 
@@ -58,7 +57,6 @@ def run(python: Path, *words: str | Path, **environment: str) -> subprocess.Comp
 
 @contextmanager
 def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
-    """Serve a model, and yield where."""
     with log.open("w") as written:
         words = [*kvcast(python), "serve", model, "--port", "0", "--threads", "1"]
         process = subprocess.Popen(words, stdout=written, stderr=written)

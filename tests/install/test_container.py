@@ -35,7 +35,6 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 def instructions() -> Iterator[tuple[str, str, str]]:
-    """Stage, instruction and its words, of each line with its continuations."""
     stage = ""
     joined = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE))
     for line in filter(None, joined.splitlines()):
@@ -53,7 +52,6 @@ def only(instruction: str, stage: str = "runtime") -> str:
 
 
 def copied() -> list[str]:
-    """Paths that the image's stages copy from the repository."""
     copies = [words.split() for _, what, words in instructions() if what == "COPY"]
     return [name for words in copies if not words[0].startswith("--from") for name in words[:-1]]
 
@@ -71,7 +69,6 @@ def validate(manifest: str) -> None:
 
 
 def parsed(command: str, *words: str) -> Any:
-    """The arguments of a command of kvcast; raises UsageError for a flag that it lacks."""
     parser = Parser()
     import_module(f"kvcast.cli.{command}").add_arguments(parser)
     return parser.parse_args(words)

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands() -> list[str]:
-    """The README's first two blocks of shell: the newcomer's two commands."""
     blocks = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     return blocks[:2]
 
@@ -58,7 +57,6 @@ def test_the_tree_names_every_package() -> None:
 
 
 def recordings() -> list[str]:
-    """The commands under "Recordings"."""
     text = (ROOT / "README.md").read_text()
     [block] = re.findall(r"\n## Recordings\n\n```\n(.*?)\n```", text, re.DOTALL)
     return [line.split("#")[0].strip() for line in block.splitlines()]

@@ -22,7 +22,6 @@ CLIENTS = "test-clients"
 
 
 def included(extra: str) -> set[str]:
-    """Return an extra and those of kvcast that it asks for."""
     asked = [Requirement(line) for line in EXTRAS[extra]]
     names = {name for line in asked if line.name == "kvcast" for name in line.extras}
     return {extra}.union(*map(included, names))

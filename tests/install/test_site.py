@@ -29,7 +29,6 @@ DATES = {"index": 2, "concepts": 0, "native": 1, "onnx": 2, "aoti": 2}
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
     return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 

@@ -33,7 +33,6 @@ TABLE = "decoder.embedding.weight"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama whose matrices are numbers."""
     return tiny_llama(tmp_path_factory.mktemp("plain") / "model.gguf")
 
 

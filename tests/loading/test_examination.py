@@ -12,15 +12,11 @@ from kvcast.loading.examination import Source, _runtime, proof
 from kvcast.runtimes.native import bundles
 from kvcast.spec.runtimes import BundlePrecision
 
-PRECISIONS = [
-    BundlePrecision(quantize="none"),
-    BundlePrecision(quantize="int8", cache="fp16"),
-]
+PRECISIONS = [BundlePrecision(quantize="none"), BundlePrecision(quantize="int8", cache="fp16")]
 FAMILIES = [SMALL, SMALL_T5, DECODERS[0], ROFORMER]
 
 
 def source_of(dimensions: Any, precision: BundlePrecision, plain_seed: int = 0) -> Source:
-    """Random weights; the plain kernels may have others."""
     family = family_with(dimensions)
 
     def opened(instructions: str | None) -> Any:

@@ -30,7 +30,6 @@ CHANGED = replace(MANIFEST, files={FILE: FileRecord(size=10**9, sha256="1" * 64)
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """What was asked of children, which answer with the last of `answers`."""
     own_cache(monkeypatch, tmp_path / "cache")
     questions: list[Any] = []
     answers = [Answer()]

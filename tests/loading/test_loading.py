@@ -35,7 +35,6 @@ from kvcast.loading.params import LoadParams
 
 @pytest.fixture
 def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The folders that an exporter was asked to write; it copies a bundle."""
     written: list[Path] = []
 
     def export(_source: Path, _name: str, output: Path, *_: Any, **__: Any) -> None:

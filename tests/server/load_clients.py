@@ -96,7 +96,6 @@ class Client(HttpUser):
         self._count(name, 1000 * (time.perf_counter() - began), failure)
 
     def _talk(self) -> bool:
-        """Return whether the session was transcribed to its end."""
         address = self.host.replace("http://", "ws://")
         url = f"{address}/v1/realtime?intent=transcription&model=demo"
         with connect(url, open_timeout=900, ping_timeout=None) as connection:
@@ -151,7 +150,6 @@ class Client(HttpUser):
                 answer.failure(f"wrong: {text!r}, not {expected!r}")
 
     def _refused(self, answer) -> None:
-        """Count a full queue as a refusal, if it has Retry-After."""
         if answer.headers.get("retry-after"):
             answer.success()
             self._count_refused()
@@ -218,7 +216,6 @@ def _send(connection: ClientConnection, kind: str, **fields) -> None:
 
 
 def _transcript(connection: ClientConnection) -> str:
-    """Return the turn's transcript, once it is complete."""
     while not (event := json.loads(connection.recv(timeout=900)))["type"].endswith(".completed"):
         if event["type"] == "error":
             raise AssertionError(str(event))

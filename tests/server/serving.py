@@ -23,7 +23,6 @@ from kvcast.server.uvicorn_server import configuration
 
 
 def until(condition: Callable[[], Any], what: str = "it did not come to pass") -> None:
-    """Wait for something that others do."""
     for _ in range(18_000):
         if condition():
             return
@@ -32,8 +31,6 @@ def until(condition: Callable[[], Any], what: str = "it did not come to pass") -
 
 
 class Server:
-    """A server in this process; `engines` by name."""
-
     def __init__(self, models: Mapping[str, Any], params: ServeParams) -> None:
         self.engines = {
             name: Engine(model, rows=params.rows, queue=params.queue)
@@ -75,7 +72,6 @@ class Server:
 
     @property
     def tasks(self) -> int:
-        """How many requests and sessions are running."""
         return len(self._server.server_state.tasks)
 
     @property
@@ -102,7 +98,6 @@ class Server:
 
 @contextmanager
 def serving(models: Mapping[str, Any], **params: Any) -> Iterator[Server]:
-    """Serve models of these names."""
     server = Server(models, ServeParams(**{"rows": 4} | params))
     server.start()
     try:
@@ -112,8 +107,6 @@ def serving(models: Mapping[str, Any], **params: Any) -> Iterator[Server]:
 
 
 class Command:
-    """`kvcast serve`, in a process of its own."""
-
     def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvcast", "serve", "--port", "0", *words],
@@ -136,7 +129,6 @@ class Command:
 
     @property
     def url(self) -> str:
-        """Where it listens, once it does."""
         where = re.compile(r"serving .* at (http://[^ \n\"]+)")
         until(lambda: self.process.poll() is not None or where.search(self.log), self.log)
         address = where.search(self.log)
@@ -147,7 +139,6 @@ class Command:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """Return the exit code, once it has ended."""
         code = self.process.wait(60)
         self._reader.join(10)
         return code

@@ -37,8 +37,6 @@ class Client:
 
 
 class Engine:
-    """Takes everything, or nothing where it is full."""
-
     def __init__(self, waiting: int = 0) -> None:
         self.waiting = waiting
         self.submitted: list[Any] = []

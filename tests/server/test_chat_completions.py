@@ -35,7 +35,6 @@ TWO = f"{CALL}\n" + HERMES.call.replace("NAME", "now").replace("ARGUMENTS", "{}"
 
 
 def echo(prompt: str) -> str:
-    """Answer the last user's turn by itself."""
     return prompt.split("u.")[-1].rstrip("!")
 
 

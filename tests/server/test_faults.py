@@ -39,7 +39,6 @@ def doubling(depth: int) -> dict[str, Any]:
 
 
 def together(count: int) -> dict[str, Any]:
-    """A text that must match many patterns at once."""
     patterns = [{"type": "string", "pattern": f"^(a|b{i}|c*d)*x{{{i}}}"} for i in range(count)]
     return {"type": "object", "properties": {"a": {"allOf": patterns}}, "required": ["a"]}
 

@@ -35,7 +35,6 @@ OPTIONS = {"quantize": "none", "threads": 1}
 
 
 def alone() -> dict[str, Any]:
-    """Return each model's results without a server."""
     chat, dates = kvcast.load("demo-chat", **OPTIONS), kvcast.load("demo-t5", **OPTIONS)
     speech, vectors = kvcast.load("demo", **OPTIONS), kvcast.load("demo-unilm", **OPTIONS)
     asked = {"max_new_tokens": 12, "chat": True}
@@ -55,10 +54,7 @@ def heard(model: Any, **options: Any) -> str:
 
 @pytest.mark.parametrize(
     ("clients", "warm", "seconds", "grown", "busy", "greedy"),
-    [
-        slow(64, 15, 10, 1.15, 1.5, 1),
-        soak(128, 60, 600, 1.05, 1.25, 4),
-    ],
+    [slow(64, 15, 10, 1.15, 1.5, 1), soak(128, 60, 600, 1.05, 1.25, 4)],
 )
 def test_many_clients_at_once(tmp_path, clients, warm, seconds, grown, busy, greedy):
     (tmp_path / "expected.json").write_text(json.dumps(alone()))
@@ -103,7 +99,6 @@ def test_many_clients_at_once(tmp_path, clients, warm, seconds, grown, busy, gre
 
 @contextmanager
 def _sampled(memory: Callable[[], int]) -> Iterator[list[int]]:
-    """Ask for the memory twice a second."""
     samples: list[int] = []
     over = threading.Event()
 
@@ -128,7 +123,6 @@ def _idle(url: str) -> bool:
 def _load(
     url: str, results: Path, clients: int, seconds: int, folder: Path
 ) -> dict[str, dict[str, str]]:
-    """Let the clients work; return locust's statistics by request."""
     words = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("load_clients.py"))]
     words += ["--headless", "-u", str(clients), "-r", str(clients), "-t", f"{seconds}s"]
     words += ["--host", url, "--csv", str(results), "--stop-timeout", "600", "--only-summary"]

@@ -27,7 +27,6 @@ NAMES = ("chat", "t5", "vectors")
 
 
 def asked(url: str, mode: GenerationMode, each: int) -> int:
-    """Send requests to every operation; return how many there were."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     count = 0
     for result in schema.get_all_operations():
@@ -73,10 +72,7 @@ def test_each_bound_is_a_value_that_its_option_takes():
     assert {"temperature", "top_k", "presence_penalty", "n", "top_logprobs"} <= set(names)
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [slow(600), soak(5000)],
-)
+@pytest.mark.parametrize("requests", [slow(600), soak(5000)])
 def test_no_request_makes_it_fail(requests: int):
     models = {
         "chat": saying('{"answer": "Hello, world"}'),

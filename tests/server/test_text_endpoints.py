@@ -27,7 +27,6 @@ ANSWER = "Hello, world"
 
 
 def translator() -> Any:
-    """A model of two languages, whose names are letters."""
     marian = model(MARIAN, "native")
     marian.tokenizer.languages = Languages(tokens={"a_A": 2, "b_B": 4}, place="first")
     marian.tokenizer.translates = True

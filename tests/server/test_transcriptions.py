@@ -48,7 +48,6 @@ def client(server: Server) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def alone(server: Server) -> Any:
-    """The model's segments without a server."""
     model = server.engines["whisper-1"].model
     samples, _ = soundfile.read(io.BytesIO(recording()[1]), dtype="float32")
     segments = list(model.transcribe(samples, word_timestamps=True))
@@ -58,12 +57,10 @@ def alone(server: Server) -> Any:
 
 @pytest.fixture(scope="module")
 def beginning() -> tuple[str, bytes]:
-    """The first 6 seconds of the recording, as a file with its name."""
     return "beginning.wav", encoded(*soundfile.read(RECORDING, frames=6 * 16_000), "wav")
 
 
 def encoded(samples: Any, rate: int, form: str) -> bytes:
-    """Return a file of this format."""
     if form in {"mp4", "webm"}:
         return _in_a_container(samples, rate, form)
     buffer = io.BytesIO()
@@ -73,7 +70,6 @@ def encoded(samples: Any, rate: int, form: str) -> bytes:
 
 @cache
 def recording() -> tuple[str, bytes]:
-    """Return several sentences as a file with its name."""
     frames = round(SECONDS * 16_000)
     return "speech.flac", encoded(*soundfile.read(RECORDING, frames=frames), "flac")
 
@@ -161,7 +157,6 @@ def _in_a_container(samples: Any, rate: int, form: str) -> bytes:
 
 
 def _wrong(kind: str) -> tuple[str, bytes]:
-    """Return a damaged or silent file."""
     samples, rate = soundfile.read(RECORDING, frames=4 * 16_000)
     whole = encoded(samples if kind != "silent" else 0 * samples, rate, "wav")
     if kind == "gap":

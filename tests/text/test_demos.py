@@ -106,7 +106,6 @@ def test_unilm_draws_the_same_date_in_other_forms(unilm):
 
 
 def form_of(text: str, day) -> str | None:
-    """Which of PARAPHRASES `text` is for that day."""
     return next((form for form in PARAPHRASES if write_date(day, form).lower() == text), None)
 
 

@@ -41,7 +41,6 @@ def test_a_prompt_gives_a_text():
 
 
 def test_a_space_between_prompt_and_text_is_not_lost():
-    """Vocabularies that take a space from before a text's first word: this is not the first."""
     letters = Letters()
     text = [*letters.encode("ab")[1:], END]
 

@@ -45,7 +45,6 @@ def recomputing(name: str) -> TextModel:
     ids="-".join,
 )
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Each model on each runtime."""
     return request.param
 
 

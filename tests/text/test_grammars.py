@@ -109,7 +109,6 @@ def test_without_the_library_one_line_says_what_to_install(made: Grammars, monke
 
 @pytest.mark.parametrize("kind", ["byte-level", "llama", "llama-first", "gemma", "byt5", "spiece"])
 def test_forced_text_is_spelled_as_the_tokenizer_does(kind: str):
-    """A text that a grammar leaves no choice in gets the tokens that it has after another text."""
     tokenizer: Any = model_of(kind).tokenizer
     tokens = structured_output.Tokens(tokenizer, tokenizer.vocab_size)
     for text in ("some years", ' how long"', "{", "sail."):
@@ -185,7 +184,6 @@ def test_half_of_the_cores_try_grammars(monkeypatch: pytest.MonkeyPatch):
 
 
 def kept(grammar: Grammar):
-    """The schema in a grammar, without the library's options."""
     schema = json.loads(grammar.text)
     assert schema.pop("x-guidance")["whitespace_flexible"] is False
     return schema

@@ -61,7 +61,6 @@ def oracle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exact():
-    """The model in fp32, on ONNX Runtime."""
     return kvcast.load("demo-chat", runtime="onnx", quantize="none")
 
 
@@ -76,7 +75,6 @@ def prompts(request):
 
 @pytest.fixture(scope="module")
 def continuations(prompts, oracle, exact):
-    """What transformers writes after each prompt, token by token."""
     texts = []
     for prompt in prompts:
         tokens = torch.tensor([exact.tokenizer.encode(prompt)])
@@ -125,7 +123,6 @@ def perplexity(scores):
 
 @pytest.fixture(scope="module")
 def english(exact):
-    """Tokens of a text, and the log probabilities that fp32 gives all but the first."""
     tokens = exact.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
     return tokens, exact.score(tokens)
 

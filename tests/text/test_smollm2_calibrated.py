@@ -25,7 +25,6 @@ Matrix = NDArray[np.float64]
 
 
 def in_pairs(size: int, random: np.random.Generator) -> Matrix:
-    """A matrix that rotates pairs of channels."""
     turned = np.zeros((size, size))
     for first, other in random.permutation(size).reshape(-1, 2):
         angle = random.uniform(-np.pi / 4, np.pi / 4)
@@ -85,14 +84,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_more_than_half_of_what_int4_loses_is_regained(
-    runtime: str,
-    seeds: list[int],
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    runtime: str, seeds: list[int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses(place: Path, quantize: str | None = None) -> list[float]:
-        """The mean negative log probability of each text's tokens."""
         model = kvcast.load(place, runtime=runtime, quantize=quantize)
         texts = [model.tokenizer.encode((DATA / name).read_text("utf-8")) for name in TEXTS]
         losses = [-float(model.score(tokens).mean()) for tokens in texts]

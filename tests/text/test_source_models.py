@@ -42,7 +42,6 @@ def t5_model(script: Script = RANDOM, vocab_size: int = VOCAB) -> T5Model:
 
 
 def answering(answers: dict[str, str]) -> T5Model:
-    """Spells an answer to each source, letter by letter, then ends."""
     said = {
         number_of(tuple(Sources().encode(source))): Sources().encode(text)
         for source, text in answers.items()

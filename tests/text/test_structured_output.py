@@ -210,7 +210,6 @@ def test_what_has_no_room_is_cut_for_its_length():
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "n": 2}, {"beam": 2}])
 def test_where_no_token_leads_on_a_text_is_cut(options: dict[str, Any]):
-    """A vocabulary may spell a grammar's begin and not its end."""
     model = model_of("unspelled")
     for text in flat(model.generate("a", regex="ab?é", **options)):
         assert text.finish_reason == "length"

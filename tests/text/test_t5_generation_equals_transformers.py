@@ -36,10 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, T5Model]:
     programs = TorchModel.from_tensors(read.dimensions, read.tensors)
     folder = tmp_path_factory.mktemp("bundles") / "t5"
     write(programs, folder)
-    runtimes = {
-        "eager": EagerEncoderDecoder(programs),
-        "onnx": open_folder(folder),
-    }
+    runtimes = {"eager": EagerEncoderDecoder(programs), "onnx": open_folder(folder)}
     return {kind: T5Model(runtime, NUMBERS, read.dimensions) for kind, runtime in runtimes.items()}
 
 
@@ -50,8 +47,6 @@ def model(request: pytest.FixtureRequest, models: dict[str, T5Model]) -> T5Model
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options, as both sides call them."""
-
     beam: int = 1
     n: int = 1
     length_penalty: float = 1.0
@@ -67,7 +62,6 @@ class SearchOptions:
 
 @cache
 def theirs(asked: SearchOptions) -> list[Scored]:
-    """For each source its sequences with end tokens, and their scores."""
     texts: list[Scored] = []
     for first in range(0, len(SOURCES), 5):
         sources = [NUMBERS.encode(source) for source in SOURCES[first : first + 5]]
@@ -101,7 +95,6 @@ def theirs(asked: SearchOptions) -> list[Scored]:
 
 
 def _cut(tokens: list[int]) -> tuple[int, ...]:
-    """Without the end token and what follows it."""
     return tuple(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
 
 

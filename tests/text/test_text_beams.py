@@ -73,7 +73,6 @@ def ours(
     least: int = 0,
     prefix: Prefix | None = None,
 ) -> list[list[BeamHypothesis]]:
-    """Search all at once."""
     read = [Prompt(np.array(prompt, np.int64), prefix=prefix) for prompt in prompts]
     searches = requests(read, options, ends, penalty, steps, least)
     rows, capacity = len(prompts) * options["beam"], max(search.capacity for search in searches)

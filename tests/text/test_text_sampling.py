@@ -116,7 +116,6 @@ ALL = {"temperature": 0.7, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "repetitio
 
 
 def warped(logits_v: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """transformers' distribution with everything on, in its order."""
     processors = LogitsProcessorList(
         [
             RepetitionPenaltyLogitsProcessor(ALL["repetition_penalty"]),
@@ -263,7 +262,6 @@ _STOPS = st.lists(st.text(st.sampled_from("ab\n"), min_size=1, max_size=5), max_
 
 
 def shown_by_naive_search(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Search character by character, by the definition."""
     for end in range(len(text) + 1):
         complete = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if complete:

@@ -79,7 +79,6 @@ EVERYWHERE = [
 
 @pytest.fixture(params=EVERYWHERE, ids=lambda case: f"{case[0].architecture}-{case[1]}")
 def case(request: pytest.FixtureRequest) -> tuple[UnilmDimensions, str]:
-    """Each model on each runtime."""
     return request.param
 
 

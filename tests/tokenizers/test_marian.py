@@ -25,7 +25,6 @@ def pieces(model):
 
 @pytest.fixture(scope="module", params=["shared", "apart"])
 def both(request, tmp_path_factory):
-    """transformers' tokenizer and ours, over one table or two."""
     source, target = (spiece_model(vocab_size=size, **ROLES) for size in (180, 230))
     special = ["</s>", "<unk>"]
     joint = [*special, *sorted({*pieces(source)[2:-9], *pieces(target)[2:]}), *LANGUAGES, "<pad>"]
@@ -82,7 +81,6 @@ def test_targets_are_the_same_texts(both):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """transformers' tokenizer of many languages, ours, and ours of German sources."""
     roles = {"pad_id": -1, "bos_id": 0, "eos_id": 1, "unk_id": 2}
     model = spiece_model(vocab_size=160, model_type="bpe", **roles)
     folder = tmp_path_factory.mktemp("m2m")
@@ -92,11 +90,7 @@ def many(tmp_path_factory):
     table = {piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *own])}
     (folder / "vocab").write_text(json.dumps(table))
     theirs = Many(str(folder / "vocab"), str(folder / "spm"), src_lang="en")
-    settings = {
-        "tokenizer": "m2m100",
-        "end_tokens": [2],
-        "eos_token": "</s>",
-    }
+    settings = {"tokenizer": "m2m100", "end_tokens": [2], "eos_token": "</s>"}
     files = {"sentencepiece.bpe.model": model, "vocab.json": json.dumps(table).encode()}
     german = {**settings, "source_language": "de"}
     each = ({**files, "text.json": json.dumps(text).encode()} for text in (settings, german))

@@ -25,7 +25,6 @@ WORDS = ["he", "ll", "hell", "hello", " w", "or", " wor", " world"]
 
 
 def tiny_tekken() -> bytes:
-    """Return a tekken.json of every byte and a few words."""
     texts = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]
     vocab = [
         {"rank": i, "token_bytes": base64.b64encode(text).decode(), "token_str": None}
@@ -48,12 +47,8 @@ def tekken() -> TextTokenizer:
 
 @pytest.fixture(scope="module", params=["v1", "v3"])
 def sentencepiece(request: pytest.FixtureRequest) -> TextTokenizer:
-    """Real ones, which mistral-common brings along."""
     pytest.importorskip("sentencepiece")
-    packaged = {
-        "v1": "tokenizer.model.v1",
-        "v3": "mistral_instruct_tokenizer_240323.model.v3",
-    }
+    packaged = {"v1": "tokenizer.model.v1", "v3": "mistral_instruct_tokenizer_240323.model.v3"}
     content = importlib.resources.files("mistral_common.data").joinpath(packaged[request.param])
     return open_text({f"tokenizer.model.{request.param}": content.read_bytes()})
 
@@ -123,7 +118,6 @@ def with_a_call(call: str) -> list[dict[str, Any]]:
 
 
 def theirs(tokenizer: TextTokenizer, call: str) -> list[int]:
-    """What mistral-common gives for the same, given its own objects."""
     from mistral_common.protocol.instruct.messages import (
         AssistantMessage,
         SystemMessage,

@@ -66,7 +66,6 @@ def test_any_tokens_stream_to_what_they_decode_to(both, tokens: list[int]):
 
 @pytest.fixture(scope="module", params=["spiece.model", "tokenizer.json", "old tokenizer.json"])
 def t5(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """T5's three kinds of files beside transformers' tokenizer."""
     folder: Path = tmp_path_factory.mktemp("t5")
     (folder / "spiece.model").write_bytes(spiece_model())
     theirs = T5Tokenizer.from_pretrained(folder)
@@ -203,7 +202,6 @@ def _exercise(tokenizer: TextTokenizer) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"normalization_rule_name": "identity"}])
 def test_damaged_models_are_refused_or_work(options: dict[str, str]):
-    """Whatever a damaged file says, it ends in one line or in a tokenizer that takes any text."""
     whole = spiece_model(**options)
     chance = random.Random(7)
     refused = []

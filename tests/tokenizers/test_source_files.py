@@ -79,10 +79,7 @@ def test_a_barts_pieces():
     vocabulary = model["vocab"] | {"<pad>": 1000, "<mask>": 1001}
     theirs = BartTokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in model["merges"]])
     lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
-    files = {
-        "vocab.json": json.dumps(vocabulary).encode(),
-        "merges.txt": "\n".join(lines).encode(),
-    }
+    files = {"vocab.json": json.dumps(vocabulary).encode(), "merges.txt": "\n".join(lines).encode()}
     ours = opened(files, tokenizer="byte-level", prefix_space=False)
     spaced = opened(files, tokenizer="blenderbot", prefix_space=True)
     end = vocabulary["</s>"]
@@ -95,7 +92,6 @@ def test_a_barts_pieces():
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """transformers' tokenizer of small Blenderbots and ours."""
     pieces = [*SPECIAL, *LETTERS, *(f"{letter}@@" for letter in LETTERS if letter != "q"), *PIECES]
     files = {
         "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}).encode(),

@@ -18,7 +18,6 @@ def added_tokens(tokenizer_json: bytes) -> list[dict[str, Any]]:
 
 
 def changed(tokenizer_json: bytes, added: list[dict[str, Any]]) -> bytes:
-    """Return the file with other added tokens."""
     return json.dumps(json.loads(tokenizer_json) | {"added_tokens": added}).encode()
 
 

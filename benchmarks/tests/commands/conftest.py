@@ -34,7 +34,6 @@ def t5(tmp_path: Path) -> str:
 def measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Any]:
-    """Runs `kvcast bench` with these words; gives its document, which is valid."""
     monkeypatch.setattr(machine, "PATIENCE", 0.2)  # figures do not matter here
     own_cache(monkeypatch, tmp_path / "cache")
 

@@ -19,7 +19,6 @@ SHORT = ["--threads", "1", "--runs", "1"]
 
 @pytest.fixture
 def whisper(tmp_path: Path) -> str:
-    """Random weights of few numbers, and the packaged model's tokenizer."""
     packaged = locate("demo")
     config = WhisperConfig(
         vocab_size=read_dimensions(packaged).vocab_size,

@@ -25,16 +25,9 @@ WITHOUT_MODEL = {
         (["--model", "demo-chat", "--audio", AUDIO], 2, "drop --audio"),
         (["--model", "no such model"], 66, "no such model"),
     ],
-    "runtimes": [
-        ([], 2, "a Whisper needs a recording"),
-        (["absent.wav"], 66, "absent.wav"),
-    ],
-    "serve": [
-        (["--model", "demo"], 2, "a Whisper needs a recording: kvcast bench serve AUDIO"),
-    ],
-    "transcribe": [
-        (["absent.flac"], 66, "absent.flac"),
-    ],
+    "runtimes": [([], 2, "a Whisper needs a recording"), (["absent.wav"], 66, "absent.wav")],
+    "serve": [(["--model", "demo"], 2, "a Whisper needs a recording: kvcast bench serve AUDIO")],
+    "transcribe": [(["absent.flac"], 66, "absent.flac")],
 }
 OF_A_RECORDING = {
     "runtimes": [
@@ -84,9 +77,7 @@ OF_A_T5 = {
         (["--prompt", "9"], 2, "--prompt says nothing of T5s, whose own options are --source"),
         (["--peers", "llama.cpp-q8_0"], 2, "llama.cpp-q8_0 takes no T5s: peers are "),
     ],
-    "runtimes": [
-        ([], 1, "bench runtimes takes Whispers and decoder-only"),
-    ],
+    "runtimes": [([], 1, "bench runtimes takes Whispers and decoder-only")],
 }
 OF_A_GGUF_FILE = {
     "serve": [
@@ -97,7 +88,7 @@ OF_A_GGUF_FILE = {
         (["--peers", "faster-whisper"], 2, "faster-whisper takes no decoder-only models"),
         (["--clip", "3"], 2, "--clip says nothing of decoder-only models"),
         (["--baseline", "engine", "--clients", "4"], 2, "--baseline needs"),
-    ],
+    ]
 }
 OF_A_BUNDLE = {
     "runtimes": [([AUDIO], 1, "needs the checkpoint, and the model is a kvcast bundle")],

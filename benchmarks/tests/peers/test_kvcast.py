@@ -21,7 +21,6 @@ VOCAB = TINY.vocab_size
 
 
 def silent():
-    """Return a tokenizer to whom every token is an end token without a text."""
     tokenizer = Numbers(VOCAB, end=0, special=range(VOCAB))
     tokenizer.end_tokens = tuple(range(VOCAB))
     return tokenizer

@@ -34,7 +34,6 @@ def ours(random):
 
 
 def kvcast(model):
-    """kvcast with this model."""
     ours = Kvcast(Seq2seqModel(folder="", threads=1), "eager", "fp32")
     ours.engine = model
     return ours

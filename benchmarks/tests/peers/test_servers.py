@@ -37,8 +37,6 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), It).serve_forever()
 
 
 class Started(_ServerProcess):
-    """Runs a script."""
-
     script = READY
 
     def command(self, port: int) -> list[str]:
@@ -46,8 +44,6 @@ class Started(_ServerProcess):
 
 
 class Ending(Started):
-    """Runs one that ends."""
-
     script = "import sys; sys.exit('no room\\nfor it')"
 
 
@@ -120,8 +116,6 @@ def test_slots_share_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @dataclass
 class Listening:
-    """Transcribes nothing, and knows how many do so at once."""
-
     name: str = "it"
     asked: list[Any] = field(default_factory=list)
 

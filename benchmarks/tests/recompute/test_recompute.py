@@ -25,7 +25,6 @@ def programs():
 
 
 def logits_of(runtime, batch=1):
-    """A prompt and steps after it, each row its own."""
     tokens_rs = np.arange(8 * batch).reshape(batch, 8) % 64
     cache, rows = runtime.new_cache(batch, 8, batch), range(batch)
     cache = runtime.reset(runtime.encode(cache, rows, *speech(batch, seed=1)), rows, rows)

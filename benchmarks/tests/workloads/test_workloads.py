@@ -60,8 +60,6 @@ def test_who_does_less_than_was_asked_fails(faults: dict[str, int], message: str
 
 
 class Clocked(Scripted):
-    """Takes a known time for each token."""
-
     def generate(self, prompts, new, ticks):
         ticks.began = 1.0
         ticks.times[:] = [3.0, 4.0, 5.0, *(9.0 for _ in range(new - 3))]

@@ -25,8 +25,6 @@ BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])
 
 @dataclass
 class Ggml:
-    """A file, read as whisper.cpp's loader reads it."""
-
     sizes: tuple[int, ...]
     filters: np.ndarray
     words: list[bytes]
@@ -76,7 +74,6 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(scope="module", params=["f16", "q8_0"])
 def written(request, tmp_path_factory) -> tuple[str, Path]:
-    """A file with the filters and words that the benchmark writes."""
     peer = SPEECH[f"whisper.cpp-{request.param}"]
     folder = tmp_path_factory.mktemp("ggml")
     peer(model=SpeechModel(folder=str(locate("demo")), threads=1)).write(folder)

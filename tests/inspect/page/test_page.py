@@ -25,7 +25,6 @@ NASTY = "</script><b onclick=alert(1)>&amp;<!--"
 
 
 def within(document: str) -> dict[str, Any]:
-    """The story within a page."""
     [found] = re.findall(r'<script type="application/json" id="story">(.*?)</script>', document)
     return json.loads(found)
 

@@ -52,7 +52,6 @@ def kinds() -> list[LayerKind]:
 
 
 def move(shown: Any, call: int) -> None:
-    """Move the slider as a user does."""
     shown.get_by_role("slider", name="Call").fill(str(call))
 
 

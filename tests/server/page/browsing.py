@@ -22,7 +22,6 @@ def missing(what: str) -> NoReturn:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Run the system's Chromium, with the profile that all visits share."""
     try:
         api = importlib.import_module("playwright.sync_api")
     except ImportError:
@@ -86,7 +85,6 @@ def _fulfilling(answer: Mapping[str, Any]) -> Callable[[Any], None]:
 
 
 def posted(page: Any, path: str) -> list[Any]:
-    """Return a list that collects the JSON posted there."""
     bodies: list[Any] = []
     page.on(
         "request",
@@ -98,10 +96,8 @@ def posted(page: Any, path: str) -> list[Any]:
 
 
 def holds(page: Any, condition: str, given: Any = None) -> None:
-    """Wait until a function in JavaScript returns something true."""
     page.wait_for_function(condition, arg=given)
 
 
 def field(page: Any, label: str) -> Any:
-    """Return the field of a label in the panel that is open."""
     return page.get_by_label(label).filter(visible=True)

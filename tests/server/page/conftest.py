@@ -13,7 +13,6 @@ from server.page.browsing import chromium
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium, with the example as its microphone's audio."""
     microphone = tmp_path_factory.mktemp("microphone") / "microphone.wav"
     samples, rate = soundfile.read(EXAMPLE)
     soundfile.write(microphone, np.repeat(samples, 3), 3 * rate)

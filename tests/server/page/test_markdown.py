@@ -27,7 +27,6 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def shown(page: Any, *texts: str) -> str:
-    """Return the HTML of the last text, shown after those before it."""
     return page.evaluate(SHOW, texts)
 
 

@@ -35,7 +35,6 @@ def engine(page: Any) -> Any:
 
 
 def background(page: Any) -> int:
-    """Return how bright the page is, of 765."""
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(",")))
 

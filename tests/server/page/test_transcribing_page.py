@@ -21,7 +21,6 @@ RECORDING = ROOT / "examples/sense-and-sensibility.flac"
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recording many times over."""
     file = tmp_path_factory.mktemp("long") / "long.wav"
     samples, rate = soundfile.read(RECORDING)
     soundfile.write(file, np.tile(samples, 10), rate)
@@ -40,7 +39,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def alone(server: Server) -> Any:
-    """The model's segments without a page."""
     return list(server.engines["tiny"].model.transcribe(str(RECORDING), word_timestamps=True))
 
 

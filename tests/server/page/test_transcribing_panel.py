@@ -22,7 +22,6 @@ FOCUS = "document.activeElement.name"
 
 
 def answer() -> str:
-    """Return the stream of a recording of 12 seconds."""
     events: list[dict[str, Any]] = []
     for at, (text, start) in enumerate(HEARD):
         words = [
@@ -84,7 +83,6 @@ def edit(page: Any, at: int, text: str) -> None:
 
 
 def press(page: Any, name: str) -> None:
-    """Activate a button by the keyboard."""
     page.get_by_role("button", name=name, exact=True).focus()
     page.keyboard.press("Enter")
 
@@ -151,7 +149,6 @@ def test_the_keyboards_focus_goes_to_the_button_that_takes_anothers_place(page: 
 
 
 def microphone(page: Any) -> None:
-    """Give the page a silent microphone."""
     page.evaluate(
         """() => {
           const { stream } = new AudioContext().createMediaStreamDestination();

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 
 def echo(prompt: str) -> str:
-    """Answer the last user's turn by itself."""
     return prompt.split("u.")[-1].rstrip("!")
 
 
@@ -49,7 +48,6 @@ def send(page: Any, text: str) -> None:
 
 
 def answered(page: Any, count: int = 1) -> list[str]:
-    """Return all answers once there are so many, and none is being generated."""
     holds(page, "n => document.querySelectorAll('.assistant').length === n", count)
     page.get_by_role("button", name="Send").wait_for()
     return page.locator(".assistant .text").all_text_contents()

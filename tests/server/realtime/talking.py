@@ -20,7 +20,6 @@ FORMATS: dict[str, tuple[str, int]] = {
 
 
 def coded(samples: NDArray[np.float32], kind: str, rate: int | None = None) -> bytes:
-    """Encode audio at 16 kHz as a client sends it."""
     subtype, usual = FORMATS[kind]
     rate = rate or usual
     file = io.BytesIO()
@@ -30,8 +29,6 @@ def coded(samples: NDArray[np.float32], kind: str, rate: int | None = None) -> b
 
 
 class Talk:
-    """A connection; `events` are all that came, as documents."""
-
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.events: list[dict[str, Any]] = []
@@ -40,7 +37,6 @@ class Talk:
         self.connection.send({"type": kind, **fields})
 
     def update(self, **given: Any) -> dict[str, Any]:
-        """Update the session's input, and return the new one."""
         self.send("session.update", session={"type": "transcription", "audio": {"input": given}})
         return self.until("session.updated")["session"]["audio"]["input"]
 
@@ -64,13 +60,11 @@ class Talk:
         return [event["transcript"] for event in self.of("completed")]
 
     def of(self, end: str) -> list[dict[str, Any]]:
-        """Return the events whose type has this end."""
         return [event for event in self.events if event["type"].endswith(end)]
 
 
 @contextmanager
 def talking(server: Any, *, model: str | None = None, **options: Any) -> Iterator[Talk]:
-    """Connect, and see the session created."""
     query = {"intent": "transcription"} | ({"model": model} if model else {})
     client = server.client(**options)
     with client, client.realtime.connect(extra_query=query) as connection:
@@ -80,7 +74,6 @@ def talking(server: Any, *, model: str | None = None, **options: Any) -> Iterato
 
 
 def told_before(events: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return the text of all deltas, by item."""
     texts: dict[str, str] = {}
     for event in events:
         if event["type"].endswith("transcription.delta"):

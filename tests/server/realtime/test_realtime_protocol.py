@@ -52,7 +52,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def expected(server: Server, recording: NDArray[np.float32]) -> str:
-    """The model's transcript of the recording."""
     segments = server.engines["demo"].model.transcribe(recording)
     return "".join(segment.text for segment in segments).strip()
 

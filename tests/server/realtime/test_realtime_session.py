@@ -20,8 +20,6 @@ SIXTEEN = {"type": "audio/pcm", "rate": RATE}
 
 
 class Client:
-    """Talks to a session as a socket would."""
-
     def __init__(
         self,
         words: Sequence[Word] = (),

@@ -37,7 +37,6 @@ def moonshine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def noise(seconds: float, seed: int = 0) -> Any:
-    """Noise in 16-bit samples."""
     samples = np.random.default_rng(seed).normal(0, 0.1, round(RATE * seconds))
     return (np.round(samples * 32768) / 32768).astype(np.float32)
 
