@@ -27,7 +27,7 @@ def begun(held: int, caches: list[tuple[int, ...]], cross: list[tuple[int, ...]]
     return GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64),
         lengths=torch.full((1,), held, dtype=torch.int32),
-        written=torch.zeros(301, dtype=torch.int64),
+        generated=torch.zeros(301, dtype=torch.int64),
         caches=keys_and_values(caches),
         given=keys_and_values(cross),
     )
@@ -59,7 +59,7 @@ def test_steps_write_what_the_eager_operators_write(made, products: str):
         step = make_step(decode, text, slots, products)
         for _ in range(NEW):
             step(*text)
-    assert text.written[first : first + NEW].tolist() == expected
+    assert text.generated[first : first + NEW].tolist() == expected
 
 
 def test_slots_are_powers_of_two_up_to_the_capacity():
@@ -99,7 +99,7 @@ def test_a_compiled_step_writes_its_caches_in_place_and_the_same_tokens():
         step, (code,) = run_and_get_code(partial(compiled, module, tuple(text)))
         for _ in range(NEW):
             step(*text)
-    assert text.written[5 : 5 + NEW].tolist() == written_eagerly(decode, begun, NEW)
+    assert text.generated[5 : 5 + NEW].tolist() == written_eagerly(decode, begun, NEW)
     shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
     buffers = [prod(map(int, re.findall(r"\d+", shape))) for shape in shapes]
     assert buffers

@@ -242,7 +242,7 @@ def test_a_folder_that_holds_no_sizes_is_one_line(tmp_path, name, content, code,
 def test_a_bundle_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "bundle.json").write_text(manifest("vits", {}))
     assert main(["inspect", "cost", str(tmp_path), "--no-measure"]) == 1
-    assert "this kvcast knows no vits models" in capsys.readouterr().err
+    assert "this kvcast does not support vits models" in capsys.readouterr().err
 
 
 def test_without_kernels_one_line_suggests_options(monkeypatch, capsys):

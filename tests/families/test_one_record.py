@@ -120,5 +120,5 @@ def test_dimensions_tell_their_family(dimensions):
 
 
 def test_an_unknown_family_is_one_line():
-    with pytest.raises(KvcastError, match="knows no abacus models"):
+    with pytest.raises(KvcastError, match="does not support abacus models"):
         family_of("abacus")

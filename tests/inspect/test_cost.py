@@ -164,7 +164,7 @@ def test_cache_layers_are_sized_by_kind_and_a_ring_stops_growing():
         ("linear", 1, 2),
     ]
     assert [kind.positions for kind in long] == [3, 90]
-    assert long[0].numbers == 2 * 2 * 2 * 8 * 3
+    assert long[0].values == 2 * 2 * 2 * 8 * 3
 
 
 def test_a_convolution_reads_its_earlier_inputs_and_holds_no_more():
@@ -174,7 +174,7 @@ def test_a_convolution_reads_its_earlier_inputs_and_holds_no_more():
         assert model.call(length, 1).cached == 2 * 24 * earlier + 2 * 2 * 8 * length
     inputs = model.cache(50)[-1]
     assert (inputs.kind, inputs.layers, inputs.positions) == ("inputs", 2, 3)
-    assert inputs.numbers == 2 * 24 * 3
+    assert inputs.values == 2 * 24 * 3
 
 
 def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone():
@@ -200,7 +200,7 @@ def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone
     assert work.attention == 2 * 2 * 2 * 4 * sum(seen)
     # A window's cache that is read again is no ring.
     (linear,) = model.cache(50)
-    assert (linear.kind, linear.layers, linear.numbers) == ("linear", 2, 50 * 2 * 2 * (8 + 6))
+    assert (linear.kind, linear.layers, linear.values) == ("linear", 2, 50 * 2 * 2 * (8 + 6))
 
 
 def test_a_tiny_whisper_counts_as_by_hand():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvcast.families.audio_decoder import AudioDecoderDimensions
-from kvcast.families.audio_encoder import AudioEncoder
+from kvcast.families.audio_encoder import WhisperEncoder
 from kvcast.families.bart import BartDimensions
 from kvcast.families.block_conformer import BlockConformer, QueryFormer
 from kvcast.families.canary import CanaryDimensions
@@ -455,7 +455,7 @@ QWEN3_ASR = AudioDecoderDimensions(
     norm_eps=1e-6,
     attention_scale=0.25,
     query_key_norm=True,
-    audio=AudioEncoder(
+    audio=WhisperEncoder(
         n_mels=32,
         width=64,
         inner=96,
@@ -474,7 +474,7 @@ VOXTRAL = replace(
     architecture="voxtral",
     query_key_norm=False,
     tied=False,
-    audio=AudioEncoder(
+    audio=WhisperEncoder(
         n_mels=32, width=32, inner=128, heads=2, layers=1, joined=4, projected=64, output=64
     ),
 )

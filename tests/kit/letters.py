@@ -96,7 +96,7 @@ class Dashes(Letters):
 
     @property
     def tool_form(self) -> ToolForm:
-        raise UsageError("this model knows no tools")
+        raise UsageError("this model does not support tools")
 
     def control_tokens(self, _: Sequence[str]) -> dict[str, int]:
         return {}

@@ -260,7 +260,7 @@ def test_translations_have_languages_and_long_ones_are_split(server: Server):
     assert [choice["text"] for choice in answer["choices"]] == [text.text for text in alone]
     assert alone[0].tokens[0] == 2
     assert (refused.status_code, other.status_code) == (400, 400)
-    assert "knows no language 'c': it has" in refused.json()["error"]["message"]
+    assert "does not support language 'c': it has" in refused.json()["error"]["message"]
     assert "does not translate" in other.json()["error"]["message"]
 
 
@@ -359,7 +359,12 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
     "a bias": ("chat/completions", CHAT | {"logit_bias": {"a": 1}}, "logit_bias.a", "match"),
     "top_k": ("completions", {"prompt": "a", "top_k": 0}, "top_k", "or equal to 1"),
     "metadata": ("responses", {"input": "a", "metadata": MANY}, "metadata", "at most 16"),
-    "tools": ("chat/completions", CHAT | TOOLS | {"model": "t5"}, "tools", "knows no tools"),
+    "tools": (
+        "chat/completions",
+        CHAT | TOOLS | {"model": "t5"},
+        "tools",
+        "does not support tools",
+    ),
     "texts": ("chat/completions", CHAT | {"n": 5}, "n", "takes 4 at most"),
     "best of": ("completions", {"prompt": "a", "best_of": 5}, "best_of", "takes 4 at most"),
     "more than ever wait": ("completions", {"prompt": ["a."] * 200}, None, "takes 104 at"),

@@ -103,7 +103,7 @@ def random_model(timed: TimedModel, dtype: torch.dtype, device: str) -> RandomMo
     begun = GreedyState(
         token_rs=torch.ones((1, 1), dtype=torch.int64, device=device),
         lengths=torch.full((1,), timed.prompt, dtype=torch.int32, device=device),
-        written=torch.zeros(most + 1, dtype=torch.int64, device=device),
+        generated=torch.zeros(most + 1, dtype=torch.int64, device=device),
         caches=caches,
         given=given,
     )
@@ -155,7 +155,7 @@ class GpuVariant(Backend):
         self._rewind()
         seconds = seconds_of(self._write, str(self.text.lengths.device))
         first = self.model.timed.prompt + 1
-        tokens: Tokens = self.text.written[first : first + len(self.engine)].tolist()
+        tokens: Tokens = self.text.generated[first : first + len(self.engine)].tolist()
         return seconds, tokens
 
     def _write(self) -> None:
@@ -283,7 +283,7 @@ def measure_on(
     the device.
     """
     workload = GpuSteps(models=models, dtype=dtype, device=device_facts(device))
-    numbers = Precision(dtype=dtype).torch_dtype
+    weights_dtype = Precision(dtype=dtype).torch_dtype
     try:
         # torch's notes for its developers would fill a terminal.
         with (
@@ -295,7 +295,7 @@ def measure_on(
                 variant
                 for name, timed in models.items()
                 for variant in variants(
-                    name, random_model(timed, numbers, device), compile_step, dtype=dtype
+                    name, random_model(timed, weights_dtype, device), compile_step, dtype=dtype
                 )
             ]
             benchmark = Benchmark(

@@ -31,7 +31,7 @@ class GreedyState(NamedTuple):
 
     token_rs: Tensor  # int64 [1, 1], the newest token, which no cache holds yet
     lengths: Tensor  # int32 [1], positions that the caches hold
-    written: Tensor  # int64 [capacity + 1], the token that a step chose for each position
+    generated: Tensor  # int64 [capacity + 1], the token that a step chose for each position
     caches: list[Tensor]  # key and value [1, kv_heads, slots, d] of each layer
     given: list[Tensor]  # further arguments of the program: cross caches; never changed
 
@@ -71,13 +71,13 @@ class _Greedy(nn.Module):
         self.register_buffer("offsets", offsets)
 
     def forward(
-        self, token_rs: Tensor, lengths: Tensor, written: Tensor, caches: Any, given: Any
+        self, token_rs: Tensor, lengths: Tensor, generated: Tensor, caches: Any, given: Any
     ) -> Tensor:
         with reading(self._slots):
             logits_rpv, *_ = self.program(token_rs, lengths, self.offsets, *caches, *given)
         newest_r: Tensor = logits_rpv[:, -1].argmax(-1)
         lengths.add_(1)
-        written.index_put_((lengths.long(),), newest_r)
+        generated.index_put_((lengths.long(),), newest_r)
         token_rs.copy_(newest_r[:, None])
         return newest_r
 
@@ -91,8 +91,8 @@ def make_step(program: nn.Module, text: GreedyState, slots: int, products: str) 
     offsets = torch.zeros_like(text.lengths, dtype=torch.int64)
     taken = (text.token_rs, text.lengths, offsets, *text.caches, *text.given)
     exported = torch.export.export(program, taken, strict=False)
-    numbers = text.caches[0].dtype
-    operators = {**table(numbers), torch.ops.aten.linear.default: PRODUCTS[products]}
+    dtype = text.caches[0].dtype
+    operators = {**table(dtype), torch.ops.aten.linear.default: PRODUCTS[products]}
     replaced = replace_operators(exported, operators)
     _cut_before_products(replaced)
     step = _Greedy(replaced, slots, offsets)

@@ -19,7 +19,7 @@ from kvcast_bench.models import BenchModel
 from kvcast_bench.turns import BackendResult, Results, Trial, TurnAnswer
 
 ResultT = TypeVar("ResultT")
-Numbers = Mapping[str, tuple[Any, str]]
+OptionDefaults = Mapping[str, tuple[Any, str]]
 """Options that are positive integers, or lists of them: default and help."""
 
 
@@ -52,7 +52,7 @@ class Workload(Protocol):
     name: ClassVar[str]  # in the JSON object
     kind: ClassVar[str] = ""  # name of its models, in the plural
     model: ClassVar[type[BenchModel]] = BenchModel  # of the model that backends are given
-    options: ClassVar[Numbers] = {}  # options of this workload's command alone
+    options: ClassVar[OptionDefaults] = {}  # options of this workload's command alone
     words: ClassVar[Mapping[str, Any]] = {}  # its non-numeric options, with their defaults
     # descriptions of the timings by measure; seconds are in the answers under these names
     metrics: ClassVar[Mapping[str, Sequence[str]]]

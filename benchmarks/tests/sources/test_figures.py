@@ -9,7 +9,7 @@ from kvcast.cli import main
 from kvcast.errors import KvcastError
 from kvcast_bench.commands.sources import CLAIMS
 from kvcast_bench.sources import flops
-from kvcast_bench.sources.figures import Figures, markdown, prefixed, spread, times, written
+from kvcast_bench.sources.figures import Figures, markdown, prefixed, spread, times, write_figures
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sources.md").read_text("utf-8")
 
@@ -22,15 +22,15 @@ def section(claim: str) -> str:
 def test_figures_are_written_between_a_pages_comments():
     table = Figures(head=["a", "b"], rows=[["1", r"\2"]], note="That.")
     page = "x\n<!-- figures: one -->\nold\n<!-- end of figures -->\ny <!-- end of figures -->\n"
-    new = written(page, {"one": [table, table]})
+    new = write_figures(page, {"one": [table, table]})
     once = "| a | b |\n| --- | --- |\n| 1 | \\2 |\n\nThat.\n"
     assert new == (
         f"x\n<!-- figures: one -->\n{once}\n{once}<!-- end of figures -->\ny "
         "<!-- end of figures -->\n"
     )
-    assert written(new, {"one": [table, table]}) == new
+    assert write_figures(new, {"one": [table, table]}) == new
     with pytest.raises(KvcastError, match="no place for two"):
-        written(page, {"two": [table]})
+        write_figures(page, {"two": [table]})
 
 
 def test_numbers_have_three_digits():

@@ -48,18 +48,18 @@ class Conversation:
     def with_short_ids(self) -> "Conversation":
         """Renumber calls, unless their ids have Mistral's form."""
         calls = [call for message in self.messages for call in message.get("tool_calls", ())]
-        numbers = {call["id"]: f"{i:09}" for i, call in enumerate(calls)}
-        if all(map(_SHORT_ID.fullmatch, numbers)):
+        ids = {call["id"]: f"{i:09}" for i, call in enumerate(calls)}
+        if all(map(_SHORT_ID.fullmatch, ids)):
             return self
         messages = []
         for message in self.messages:
             renamed = dict(message)
             if "tool_calls" in message:
                 renamed["tool_calls"] = [
-                    call | {"id": numbers[call["id"]]} for call in message["tool_calls"]
+                    call | {"id": ids[call["id"]]} for call in message["tool_calls"]
                 ]
             if "tool_call_id" in message:
-                renamed["tool_call_id"] = numbers[message["tool_call_id"]]
+                renamed["tool_call_id"] = ids[message["tool_call_id"]]
             messages.append(renamed)
         return Conversation(messages=messages, tools=self.tools)
 

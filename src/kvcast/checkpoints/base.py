@@ -61,11 +61,11 @@ def tensor_from_bytes(
 
     def read() -> NDArray[Any]:
         # Files do not align their tensors; torch and BLAS need aligned memory.
-        numbers: NDArray[Any] = np.require(raw.view(dtype).reshape(shape), requirements="A")
+        values: NDArray[Any] = np.require(raw.view(dtype).reshape(shape), requirements="A")
         if kind == "bfloat16":
             # bfloat16 is the upper half of a float32, so widening is exact.
-            return np.left_shift(numbers.astype(np.uint32), np.uint32(16)).view(np.float32)
-        return numbers
+            return np.left_shift(values.astype(np.uint32), np.uint32(16)).view(np.float32)
+        return values
 
     def rows() -> FileRows:
         return FileRows.of(raw, math.prod(shape[:-1]), shape[-1], _ENCODINGS[kind])
@@ -223,13 +223,13 @@ def generation_settings(
         value = fields.get(name)
         if value is None:
             continue
-        if not _is_list_of_numbers(value):
+        if not _is_list_of_integers(value):
             raise InputOutputError(f"{label} is damaged: {name} is not a list of whole numbers")
         settings[canonical] = value
     return settings
 
 
-def _is_list_of_numbers(value: object) -> bool:
+def _is_list_of_integers(value: object) -> bool:
     """Integers, or pairs of integers."""
     if not isinstance(value, list):
         return False

@@ -44,7 +44,7 @@ class Fields:
         except OverflowError:
             raise self.error(f"{name} is too large") from None
 
-    def numbers(self, name: str) -> tuple[float, ...]:
+    def positive_floats(self, name: str) -> tuple[float, ...]:
         """Finite, above 0."""
         values = self._value(name, None)
         if not isinstance(values, list):

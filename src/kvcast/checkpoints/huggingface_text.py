@@ -219,10 +219,10 @@ def tokenizer_file(folder: Path) -> dict[str, bytes]:
     return {_TOKENIZER: read_file(path)}
 
 
-def token_numbers(folder: Path, texts: tuple[str, ...]) -> list[int]:
+def token_ids_of(folder: Path, texts: tuple[str, ...]) -> list[int]:
     path = folder / _TOKENIZER
-    numbers = ids_of_tokens(path)
+    ids = ids_of_tokens(path)
     for text in texts:
-        if type(numbers.get(text)) is not int:
+        if type(ids.get(text)) is not int:
             raise KvcastError(f"{path} has no token {text}, which every text begins with")
-    return [numbers[text] for text in texts]
+    return [ids[text] for text in texts]

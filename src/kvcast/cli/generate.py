@@ -235,7 +235,7 @@ def _write_json(
     args: argparse.Namespace,
 ) -> "list[TextGeneration]":
     """Print one document per prompt as soon as its turn is done, or save them all at the end."""
-    written: list[TextGeneration] = []
+    generated: list[TextGeneration] = []
     documents: list[str] = []
     for prompt, texts in zip(lines, answers, strict=True):
         fields = document(
@@ -250,10 +250,10 @@ def _write_json(
         if args.output is None:
             console.emit(line)
         documents.append(line)
-        written += texts
+        generated += texts
     if args.output is not None:
         save(args.output, "".join(documents))
-    return written
+    return generated
 
 
 def _write_from_cluster(

@@ -96,12 +96,12 @@ def _view(args: argparse.Namespace, watcher: "Progress") -> "tuple[AttentionView
 
 
 def _audio_view(args: argparse.Namespace, model: "InspectedModel") -> "tuple[AttentionView, Any]":
-    from kvcast.inspect.attention.model import excerpt, spectrogram
+    from kvcast.inspect.attention.model import read_segment, spectrogram
     from kvcast.inspect.attention.view import encoded_seconds, over_audio
 
     if args.new is not None:
         raise UsageError(f"{args.model} transcribes to the end of the audio: drop --new")
-    samples = excerpt(args.input, args.start or 0.0, encoded_seconds(model))
+    samples = read_segment(args.input, args.start or 0.0, encoded_seconds(model))
     view = over_audio(model, samples, args.language, args.layer, args.head)
     return view, spectrogram(samples)
 

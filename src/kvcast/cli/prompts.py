@@ -222,7 +222,7 @@ def speed(texts: "Sequence[TextGeneration]") -> str:
     later = [timing.per_token for timing in timings if timing.per_token > 0]
     per_token = sum(later) / max(1, len(later))
     seconds = max(timing.seconds for timing in timings)
-    written = sum(timing.tokens_per_second * timing.seconds for timing in timings)
+    generated = sum(timing.tokens_per_second * timing.seconds for timing in timings)
     tokens = sum(len(text.tokens) for text in texts)
     several = f" in {len(texts)} texts" if len(texts) > 1 else ""
     drafts = [text.draft for text in texts if text.draft is not None]
@@ -231,5 +231,5 @@ def speed(texts: "Sequence[TextGeneration]") -> str:
         f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
         f"first token after {min(timing.first_token for timing in timings):.3f} s, "
         f"{1000 * per_token:.1f} ms per token, "
-        f"{written / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}"
+        f"{generated / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}"
     )

@@ -225,9 +225,9 @@ class _ModelDrafter(Drafter):
         return Guess(guessed)
 
     def _likeliest(self, logits_v: Float32, history: list[int]) -> int | None:
-        written = np.array(history[self._prompt.length :], np.int64)
+        generated = np.array(history[self._prompt.length :], np.int64)
         for logit_filter in self._filters:
-            logit_filter.apply(logits_v[None], written[None])
+            logit_filter.apply(logits_v[None], generated[None])
         token = int(logits_v.argmax())
         weight = float(np.exp(logits_v - logits_v[token]).sum())
         # No comparison with NaN is true.

@@ -94,7 +94,7 @@ class Running:
         self.caller = caller
         self.rows: list[int] = []
         self.owned = self.live = self.rows
-        self.numbers: list[int] | None = None
+        self.live_indices: list[int] | None = None
         self.next: list[int] = []
         self.slot: int | None = None
         self.border = 0
@@ -108,10 +108,10 @@ class Running:
 
     def pause(self, held_s: Int64, next_s: Int64) -> None:
         """Take its only row; its tokens, in the prefix cache's form, will be prefilled again."""
-        if self.numbers is not None:
+        if self.live_indices is not None:
             self._held = np.concatenate([held_s, next_s])
         self._unread = self.sequence
-        self.numbers = None
+        self.live_indices = None
         self.rows = self.owned = self.live = []
 
     @property

@@ -461,7 +461,7 @@ class Scheduler:
             running.next = [*fed_s[stays : again + kept].tolist(), *running.next]
         if self._prefixes is not None:
             self._prefixes.feed([row], [self._prefixes.stepped(fed_s[:stays])])
-        if chosen.rows != running.numbers:
+        if chosen.rows != running.live_indices:
             self._change([(running, chosen)])
         return [running]
 
@@ -482,7 +482,7 @@ class Scheduler:
             if running.reads:
                 continue
             chosen = running.choose(logits_rv[places])
-            if not chosen.rows == chosen.parents == running.numbers:
+            if not chosen.rows == chosen.parents == running.live_indices:
                 changes.append((running, chosen))
             advanced.append(running)
         if changes:
@@ -495,7 +495,7 @@ class Scheduler:
         for running, chosen in changes:
             for row, parent in zip(chosen.rows, chosen.parents, strict=True):
                 parents[running.rows[row]] = running.rows[parent]
-            if chosen.rows != running.numbers:
+            if chosen.rows != running.live_indices:
                 emptied += self._keep(running, chosen.rows)
         if parents != list(range(len(parents))):
             self._cache = self._runtime.reorder(self._cache, parents)
@@ -504,8 +504,8 @@ class Scheduler:
         if emptied and self._prefixes is None:
             self._cache = self._runtime.reset(self._cache, sorted(emptied))
 
-    def _keep(self, running: Running, numbers: list[int]) -> list[int]:
-        live = [running.rows[number] for number in numbers]
+    def _keep(self, running: Running, indices: list[int]) -> list[int]:
+        live = [running.rows[number] for number in indices]
         emptied = [row for row in running.live if row not in live]
         if len(live) < len(running.owned):
             left = [row for row in running.owned if row not in live]
@@ -516,7 +516,7 @@ class Scheduler:
         if not live:
             self._decoding.remove(running)
         running.owned = running.live = live
-        running.numbers = numbers
+        running.live_indices = indices
         running.request.done = not live
         self._batch = None
         return emptied

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families import decoder
-from kvcast.families.audio_encoder import AudioEncoder, SoundEncoder
+from kvcast.families.audio_encoder import AudioEncoder, WhisperEncoder
 from kvcast.families.base import Family, PrecisionRoles, Probe
 from kvcast.families.block_conformer import BlockConformer
 from kvcast.families.blocks import EMBEDDINGS, TOKENS, gather_embeddings, positions
@@ -34,10 +34,10 @@ from kvcast.spec.program import Node, Program, ProgramWriter
 _PROBED = 70  # frames of a proof's audio: no whole chunk
 _HEARD = 8  # of its embeddings, at most
 
-ENCODERS: Mapping[str, type[SoundEncoder]] = {
+ENCODERS: Mapping[str, type[AudioEncoder]] = {
     "granite_speech": BlockConformer,
-    "qwen3_asr": AudioEncoder,
-    "voxtral": AudioEncoder,
+    "qwen3_asr": WhisperEncoder,
+    "voxtral": WhisperEncoder,
     "voxtral_realtime": CausalEncoder,
 }
 """By the dimensions' architecture."""
@@ -47,7 +47,7 @@ ENCODERS: Mapping[str, type[SoundEncoder]] = {
 class AudioDecoderDimensions(DecoderDimensions):
     """A decoder's dimensions, and its encoder's."""
 
-    audio: SoundEncoder  # the encoder, whose embeddings are as wide as the decoder's hidden states
+    audio: AudioEncoder  # the encoder, whose embeddings are as wide as the decoder's hidden states
 
     @override
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class ChunkLayout(NamedTuple):
     window_lengths: NDArray[np.int32]  # [windows]
 
 
-class SoundEncoder(Protocol):
+class AudioEncoder(Protocol):
     output: int
     """Size of an embedding."""
 
@@ -92,7 +92,7 @@ class SoundEncoder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioEncoder(SoundEncoder):
+class WhisperEncoder(AudioEncoder):
     n_mels: int
     width: int
     inner: int
@@ -203,7 +203,7 @@ def batch_of(layouts: list[ChunkLayout], chunks: int) -> tuple[NDArray[np.generi
     return source_bt, windows, np.stack([layout.window_lengths for layout in layouts])
 
 
-def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
+def _waves(encoder: WhisperEncoder) -> Mapping[str, NDArray[np.generic]]:
     """[positions of a chunk, width]."""
     half = encoder.width // 2
     steps = np.exp(-math.log(_TIMESCALE) / (half - 1) * np.arange(half))
@@ -212,7 +212,7 @@ def _waves(encoder: AudioEncoder) -> Mapping[str, NDArray[np.generic]]:
     return {_POSITIONS: waves.astype(np.float32)}
 
 
-def _encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
+def _encoded(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     x = _chunked(write, encoder) if encoder.chunk else _halved_once(write, encoder)
     for i in range(encoder.layers):
         x = _layer(write, x, f"encoder.layers.{i}", encoder)
@@ -229,7 +229,7 @@ def _encoded(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     return write.step("unsqueeze", x, 1)
 
 
-def _halved_once(write: ProgramWriter, encoder: AudioEncoder) -> Node:
+def _halved_once(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     """[batch, frames / 2, width]."""
     width = encoder.width
     x = write.step("transpose", FEATURES, 1, 2)
@@ -240,7 +240,7 @@ def _halved_once(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     return write.step("add", write.step("transpose", x, 1, 2), positions)
 
 
-def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
+def _chunked(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     """[batch * t, width], without the chunks' padding."""
     chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
@@ -254,7 +254,7 @@ def _chunked(write: ProgramWriter, encoder: AudioEncoder) -> Node:
     return write.step("index_select", x, 0, write.step("flatten", _SOURCE))
 
 
-def _layer(write: ProgramWriter, x: Node, layer: str, encoder: AudioEncoder) -> Node:
+def _layer(write: ProgramWriter, x: Node, layer: str, encoder: WhisperEncoder) -> Node:
     width, inner = encoder.width, encoder.inner
     normed = write.layer_norm(x, f"{layer}.attention_norm", width, _EPSILON)
     projected = write.linear(normed, f"{layer}.attention.qkv", (3 * width, width), bias=True)
@@ -268,14 +268,14 @@ def _layer(write: ProgramWriter, x: Node, layer: str, encoder: AudioEncoder) -> 
 
 
 def _mixed(
-    write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder, lengths: Node | None = None
+    write: ProgramWriter, qkv: list[Node], encoder: WhisperEncoder, lengths: Node | None = None
 ) -> Node:
     scale = (encoder.width // encoder.heads) ** -0.5
     given = () if lengths is None else (lengths,)
     return write.step("encoder_attention", *qkv, encoder.heads, scale, *given)
 
 
-def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: AudioEncoder) -> Node:
+def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: WhisperEncoder) -> Node:
     """[batch * t, width] each, and so is the result."""
     windows = write.step("flatten", _WINDOWS, 0, 1)
     index, span = write.step("flatten", windows), write.size(windows, 1)

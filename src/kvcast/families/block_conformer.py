@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families.audio_encoder import FEATURES, SoundEncoder
+from kvcast.families.audio_encoder import FEATURES, AudioEncoder
 from kvcast.families.conformer import EPSILON, convolved, fed, require_kernel
 from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
 from kvcast.spec.program import Constant, Node, ProgramWriter
@@ -110,7 +110,7 @@ _NOTHING = "encoder.nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConformer(SoundEncoder):
+class BlockConformer(AudioEncoder):
     n_mels: int  # bands of a frame, which joins two frames of 10 ms
     width: int
     inner: int

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.errors import KvcastError
-from kvcast.families.audio_encoder import FEATURES, SoundEncoder
+from kvcast.families.audio_encoder import FEATURES, AudioEncoder
 from kvcast.families.blocks import EMBEDDINGS
 from kvcast.families.programs import LENGTHS_OF_SOURCES, LISTEN, NEXT, Argument, StreamedSource
 from kvcast.spec.position_encodings import Rotary
@@ -39,7 +39,7 @@ _ANGLES = ("encoder.cosines", "encoder.sines")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalEncoder(SoundEncoder):
+class CausalEncoder(AudioEncoder):
     n_mels: int
     width: int
     inner: int  # inner width of a feed-forward, which has a gate

@@ -36,7 +36,7 @@ FAMILIES: Mapping[str, Family] = {
 def family_of(name: str) -> Family:
     """KvcastError for an unknown name."""
     if name not in FAMILIES:
-        raise KvcastError(f"this kvcast knows no {name} models: update it, or export again")
+        raise KvcastError(f"this kvcast does not support {name} models: update it, or export again")
     return FAMILIES[name]
 
 

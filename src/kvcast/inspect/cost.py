@@ -84,7 +84,7 @@ def document(
                 "kind": kind.kind,
                 "layers": kind.layers,
                 "positions": kind.positions,
-                "bytes": kind.numbers * question.bytes_per_cached,
+                "bytes": kind.values * question.bytes_per_cached,
             }
             for kind in model.cache(question.positions)
         ],

@@ -117,12 +117,12 @@ def label(row: int, position: int) -> str:
     return f"{row_name(row)}{position}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(counts: Sequence[int]) -> str:
     """As in `4, 1 and 3 tokens`."""
-    *others, last = map(str, numbers)
+    *others, last = map(str, counts)
     if others:
         return f"{', '.join(others)} and {last} tokens"
-    return plural(numbers[0], "token")
+    return plural(counts[0], "token")
 
 
 Texts = Sequence[Sequence[str]]

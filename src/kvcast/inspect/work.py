@@ -70,12 +70,12 @@ PARTS = ("encoder", "cross_keys_values", "keys_values", "linear", "attention", "
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKind:
-    """Cache layers of one kind, for one sequence; `numbers`: their total values."""
+    """Cache layers of one kind, for one sequence; `values`: their total values."""
 
     kind: str
     layers: int
     positions: int
-    numbers: int
+    values: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class ModelWork:
                 kind=kind,
                 layers=sum(layers for layers, *_ in parts),
                 positions=1 if kind == "state" else max(held for _, held, _ in parts),
-                numbers=sum(numbers for *_, numbers in parts),
+                values=sum(values for *_, values in parts),
             )
             for (kind, _), parts in sorted(
                 kinds.items(), key=lambda item: _ORDER.get(item[0][0], 0)

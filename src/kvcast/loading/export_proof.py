@@ -165,8 +165,8 @@ def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOut
         known = all(
             part.size and part.min() >= 0 and part.max() < dimensions.vocab_size for part in tokens
         )
-        numbers = [top.logits_rsk for top in (reference, exported)]
-        finite = all(np.isfinite(part).all() for part in numbers) and np.isfinite(deviation)
+        values = [top.logits_rsk for top in (reference, exported)]
+        finite = all(np.isfinite(part).all() for part in values) and np.isfinite(deviation)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise _wrong() from None
     rows = len(family_with(dimensions).probe(dimensions).prompts)
@@ -185,15 +185,14 @@ def _largest(logits_rsv: Float32) -> dict[str, Any]:
     logits_rsk = np.take_along_axis(logits_rsv, tokens_rsk, axis=-1)
     return {
         "tokens": tokens_rsk.tolist(),
-        "logits": _rounded(logits_rsk.tolist()),
-        "log_sum_exps": _rounded(log_sum_exp(logits_rsv).tolist()),
+        "logits": _round(logits_rsk.tolist()),
+        "log_sum_exps": _round(log_sum_exp(logits_rsv).tolist()),
     }
 
 
-def _rounded(numbers: Sequence[Any]) -> list[Any]:
+def _round(values: Sequence[Any]) -> list[Any]:
     return [
-        _rounded(each) if isinstance(each, list) else float(f"{each:.{_DIGITS}g}")
-        for each in numbers
+        _round(each) if isinstance(each, list) else float(f"{each:.{_DIGITS}g}") for each in values
     ]
 
 
@@ -232,22 +231,22 @@ def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]
     """Generate tokens [rows, steps], each the likeliest; return them and their logits."""
     cache = cache_for(runtime, probe, longest_prompt(probe) + steps - 1)
     new: Sequence[Int64] = list(probe.prompts)
-    logits, written = [], []
+    logits, generated = [], []
     for i in range(steps):
         compute = runtime.decode if i else runtime.prefill
         step, cache = compute(new, cache)
         logits.append(step.copy())
-        written.append(step[:, -1].argmax(axis=-1))
-        new = list(written[-1][:, None])
-    return np.stack(written, axis=1), np.concatenate(logits, axis=1)
+        generated.append(step[:, -1].argmax(axis=-1))
+        new = list(generated[-1][:, None])
+    return np.stack(generated, axis=1), np.concatenate(logits, axis=1)
 
 
 def at_once(runtime: Any, family: Family, probe: Probe, generated_rs: Int64) -> Float32:
     if family.interface == "prefix":
         return np.stack(
             [
-                _after_prefix(runtime, prompt, written)
-                for prompt, written in zip(probe.prompts, generated_rs, strict=True)
+                _after_prefix(runtime, prompt, generated)
+                for prompt, generated in zip(probe.prompts, generated_rs, strict=True)
             ]
         )
     if family.one_by_one:

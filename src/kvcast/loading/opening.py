@@ -258,7 +258,9 @@ def _open_bundle(folder: Path, manifest: Manifest, threads: int) -> Model:
 
 def _target(folder: Path, manifest: Manifest) -> Target:
     if manifest.runtime not in TARGETS:
-        raise KvcastError(f"{folder}: this kvcast knows no runtime {manifest.runtime}: update it")
+        raise KvcastError(
+            f"{folder}: this kvcast does not support runtime {manifest.runtime}: update it"
+        )
     return TARGETS[manifest.runtime]
 
 

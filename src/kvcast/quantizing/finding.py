@@ -15,8 +15,8 @@ from kvcast.inspect.units import grid
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
+from kvcast.quantizing.calibration_samples import calibration_samples
 from kvcast.quantizing.params import QuantizeParams
-from kvcast.quantizing.passages import passages_of
 from kvcast.quantizing.search import (
     WHOLE_ROUNDS,
     Level,
@@ -78,8 +78,8 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
     ).model
     params.on_phase("writing in fp32")
     family = checkpoint.family
-    passages = passages_of(exact, family, params.on, params.positions, params.language)
-    trials = Trials(checkpoint, exact.runtime.interpreter, passages, threads, params.on_phase)
+    samples = calibration_samples(exact, family, params.on, params.positions, params.language)
+    trials = Trials(checkpoint, exact.runtime.interpreter, samples, threads, params.on_phase)
     name = Path(model).resolve().name if Path(model).exists() else model
     start = Recipe(model=name, sha256=fingerprint(place, adapters), matrices=trials.uniform("fp32"))
     return _Finding(trials, start, params).found()
@@ -88,7 +88,7 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
 class _Finding:
     def __init__(self, trials: Trials, start: Recipe, params: QuantizeParams) -> None:
         self._trials, self._start, self._params = trials, start, params
-        self._positions = sum(passage.positions for passage in trials.passages)
+        self._positions = sum(sample.positions for sample in trials.samples)
         self._known: dict[Recipe, float] = {}
 
     def found(self) -> Found:
@@ -162,7 +162,7 @@ class _Finding:
         return [each.median for each in self._timed(runtimes)]
 
     def _timed(self, runtimes: Sequence[Any]) -> list[Timed]:
-        first = self._trials.passages[0]
+        first = self._trials.samples[0]
         return timed([partial(seconds_per_token, each, first) for each in runtimes], WHOLE_ROUNDS)
 
     def _labelled(self, recipe: Recipe) -> Recipe:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcast.quantizing.passages import Passage
+from kvcast.quantizing.calibration_samples import CalibrationSample
 from kvcast.quantizing.trials import Trials, ready_cache
 from kvcast.runtimes.native.interpreter import Call, Interpreter
 from kvcast.runtimes.native.plan_builder import Matrix
@@ -157,17 +157,17 @@ def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[T
     return [Timed.of(each) for each in zip(*turns, strict=True)]
 
 
-def seconds_per_token(runtime: Any, passage: Passage) -> float:
+def seconds_per_token(runtime: Any, sample: CalibrationSample) -> float:
     """Includes encoding and prefill; only some steps of a long target are timed."""
     began = time.perf_counter()
-    cache = ready_cache(runtime, passage)
-    _, cache = runtime.prefill([passage.prompt], cache)
+    cache = ready_cache(runtime, sample)
+    _, cache = runtime.prefill([sample.prompt], cache)
     before = time.perf_counter() - began
-    steps = passage.target[:_STEPS, None]
+    steps = sample.target[:_STEPS, None]
     began = time.perf_counter()
     for token_s in steps:
         _, cache = runtime.decode([token_s], cache)
-    return before / passage.positions + (time.perf_counter() - began) / len(steps)
+    return before / sample.positions + (time.perf_counter() - began) / len(steps)
 
 
 def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
@@ -188,8 +188,8 @@ def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
 
 def _alike(trials: Trials) -> Iterator[tuple[int, float, list[str]]]:
     """Rows, their calls per token, and names of matrices of one shape."""
-    sources = sum(1 for passage in trials.passages if passage.source)
-    tokens = sum(passage.positions for passage in trials.passages)
+    sources = sum(1 for sample in trials.samples if sample.source)
+    tokens = sum(sample.positions for sample in trials.samples)
     calls = {"decode": (1, 1.0), "encode": (trials.source_positions, sources / tokens)}
     for program, (rows, share) in calls.items():
         if program not in trials.programs or not rows:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.families.programs import CacheLayers
-from kvcast.quantizing.passages import Passage
+from kvcast.quantizing.calibration_samples import CalibrationSample
 from kvcast.runtimes.base import Float32, Int64
 from kvcast.runtimes.native.bundles import cache_layers, manifest_of
 from kvcast.runtimes.native.bundles import open_checkpoint as open_native
@@ -66,12 +66,12 @@ class Trials:
         self,
         checkpoint: Checkpoint,  # the model's
         exact: Interpreter,  # the model in fp32, whose matrices and machine are used
-        passages: Sequence[Passage],  # sequences to compare on, one or more
+        samples: Sequence[CalibrationSample],  # sequences to compare on, one or more
         threads: int,  # of programs with separate matrices
         on_phase: OnPhase,  # called as matrices are packed
     ) -> None:
         self.family = checkpoint.family
-        self.passages = passages
+        self.samples = samples
         self.programs = self.family.write_programs(checkpoint.dimensions)
         self.choices = choices({name: roles_of(each) for name, each in self.programs.items()})
         self.machine: Machine = exact.machine
@@ -87,7 +87,7 @@ class Trials:
         }
         self._expected = [
             [_expected(logits_nv) for logits_nv in self._predictions(self.exact_runtime, i)]
-            for i in range(len(passages))
+            for i in range(len(samples))
         ]
         self._encoded: dict[int, Sequence[NDArray[Any]]] = {}
         encoding = [each for name, each in self.programs.items() if name != "decode"]
@@ -171,7 +171,7 @@ class Trials:
 
     @cached_property
     def source_positions(self) -> int:
-        if not (source := self.passages[0].source):
+        if not (source := self.samples[0].source):
             return 0
         given = dict(zip(self.programs["encode"].inputs, source, strict=True))
         sizes = self.exact_runtime.interpreter.sizes("encode", given)
@@ -179,27 +179,27 @@ class Trials:
 
     def _predictions(self, runtime: Any, i: int, *, encoded: bool = False) -> Iterator[Float32]:
         """Logits [n, vocab], valid until the next: after the prompt and each target token."""
-        passage = self.passages[i]
-        cache = ready_cache(runtime, passage, self._encoded_by_fp32(i) if encoded else ())
-        logits_rsv, cache = runtime.prefill([passage.prompt], cache)
+        sample = self.samples[i]
+        cache = ready_cache(runtime, sample, self._encoded_by_fp32(i) if encoded else ())
+        logits_rsv, cache = runtime.prefill([sample.prompt], cache)
         yield logits_rsv[0]
         at_once = 1 if self.family.one_by_one else _AT_ONCE
-        for first in range(0, len(passage.target), at_once):
-            fed = passage.target[first : first + at_once]
+        for first in range(0, len(sample.target), at_once):
+            fed = sample.target[first : first + at_once]
             logits_rsv, cache = runtime.decode([fed], cache, positions=range(len(fed)))
             yield logits_rsv[0]
 
     def _encoded_by_fp32(self, i: int) -> Sequence[NDArray[Any]]:
         """Each [1, ...]; empty without a source."""
-        if not self.passages[i].source:
+        if not self.samples[i].source:
             return ()
         if i not in self._encoded:
-            slots = ready_cache(self.exact_runtime, self.passages[i]).memory.slots
+            slots = ready_cache(self.exact_runtime, self.samples[i]).memory.slots
             self._encoded[i] = [part[slots.places[0]][None].copy() for part in slots.parts]
         return self._encoded[i]
 
     def _cache_bytes(self, layers: Sequence[CacheLayers]) -> int:
-        longest = max(passage.length for passage in self.passages)
+        longest = max(sample.length for sample in self.samples)
         return sum(_run_bytes(run, longest, self.source_positions) for run in layers)
 
     def _packed_as(
@@ -219,15 +219,17 @@ class Trials:
         return {part: packed[part] if part.name in self.choices else whole[part] for part in whole}
 
 
-def ready_cache(runtime: Any, passage: Passage, encoded: Sequence[NDArray[Any]] = ()) -> Any:
+def ready_cache(
+    runtime: Any, sample: CalibrationSample, encoded: Sequence[NDArray[Any]] = ()
+) -> Any:
     """Return a cache for a sequence, with its source, which is encoded unless given."""
-    if not passage.source:
-        return runtime.new_cache(1, passage.length)
-    cache = runtime.new_cache(1, passage.length, inputs=1)
+    if not sample.source:
+        return runtime.new_cache(1, sample.length)
+    cache = runtime.new_cache(1, sample.length, inputs=1)
     if encoded:
         cache.memory.fill([0], list(encoded))
     else:
-        cache = runtime.encode(cache, [0], *passage.source)
+        cache = runtime.encode(cache, [0], *sample.source)
     return runtime.reset(cache, [0], [0])
 
 

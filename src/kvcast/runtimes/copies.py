@@ -71,7 +71,7 @@ def copies_of(folder: Path, manifest: Manifest | None = None) -> Sequence[CacheT
 
 def _reader(runtime: str) -> TrafficReader:
     if runtime not in RUNTIMES:
-        raise KvcastError(f"this kvcast knows no runtime {runtime}: update it")
+        raise KvcastError(f"this kvcast does not support runtime {runtime}: update it")
     about = RUNTIMES[runtime]
     if not about.traffic:
         raise KvcastError(f"what {about.title} executes cannot be read")

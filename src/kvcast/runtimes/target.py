@@ -56,10 +56,10 @@ class LoweringJob:
     def dimensions(self) -> Any:
         return self.checkpoint.dimensions
 
-    def written(self) -> Mapping[str, Program]:
+    def write_programs(self) -> Mapping[str, Program]:
         return self.family.write_programs(self.dimensions)
 
-    def described(self) -> Mapping[str, ProgramSignature]:
+    def program_signatures(self) -> Mapping[str, ProgramSignature]:
         return self.family.programs(self.dimensions)
 
     def constants(self) -> dict[str, NDArray[Any]]:
@@ -72,7 +72,7 @@ class LoweringJob:
     def signatures(self) -> Mapping[str, Any]:
         from kvcast.runtimes.lowering.torch_export import signature_of  # which imports torch
 
-        programs, described = self.programs(), self.described().items()
+        programs, described = self.programs(), self.program_signatures().items()
         return {name: signature_of(programs[name], program) for name, program in described}
 
     def reference(self, instructions: str | None = None) -> Reference:
@@ -82,7 +82,7 @@ class LoweringJob:
 
 @dataclass(frozen=True)
 class StoredValues:
-    numbers: NDArray[Any]  # in the checkpoint's shape, dequantized
+    values: NDArray[Any]  # in the checkpoint's shape, dequantized
     steps: NDArray[np.float32] | None = None  # scales [..., outputs, blocks]; None if not quantized
     bits: int = 32  # of a code, or of a value if not quantized
 

@@ -127,7 +127,7 @@ class _ResponseAnswer(Answer):
         self._body = body
         self._id, self._message_id = f"resp_{secrets.token_hex(16)}", _new_message_id()
         self._created = int(time.time())
-        self._numbers = count()
+        self._sequence = count()
         self._open = False  # a message
         self._content = ""
         self._logprobs: list[dict[str, Any]] = []  # of the open message
@@ -217,7 +217,7 @@ class _ResponseAnswer(Answer):
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _event(self, kind: str, **fields: Any) -> str:
-        document = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        document = {"type": kind, "sequence_number": next(self._sequence), **fields}
         return event(document, kind)
 
     def _message(

@@ -100,7 +100,7 @@ def check_converses(served: Served, tools: Sequence[Mapping[str, Any]] | None, c
     if served.kind == COMPLETION:
         raise ApiError(400, f"the model {served.name!r} has no chat template: use /v1/completions")
     if served.kind == TEXT2TEXT and tools and choice != "none":
-        raise ApiError(400, f"the model {served.name!r} knows no tools", param="tools")
+        raise ApiError(400, f"the model {served.name!r} does not support tools", param="tools")
 
 
 def conversation(

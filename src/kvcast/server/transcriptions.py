@@ -110,7 +110,7 @@ _VAD = {
 _MILLISECONDS = "_ms"
 
 
-def _numbers(given: Any) -> Any:
+def _parse_floats(given: Any) -> Any:
     """Return the values of one comma-separated field, or of several fields of a name."""
     if not isinstance(given, (list, tuple)):
         given = [given]
@@ -122,9 +122,9 @@ def _split(text: Any) -> list[Any]:
 
 
 _Temperature = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Numbers = Annotated[tuple[_Temperature, ...], BeforeValidator(_numbers)]
+_Temperatures = Annotated[tuple[_Temperature, ...], BeforeValidator(_parse_floats)]
 _Seconds = Annotated[
-    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], BeforeValidator(_numbers)
+    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], BeforeValidator(_parse_floats)
 ]
 _Flag = Annotated[bool | None, Field()]
 
@@ -139,7 +139,8 @@ class SpeechForm(BaseModel):
     prompt: str | None = None
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[
-        _Numbers, Field(description="one, or several: each is tried if the one before it fails")
+        _Temperatures,
+        Field(description="one, or several: each is tried if the one before it fails"),
     ] = ()
     stream: _Flag = None
     beam: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -200,5 +200,5 @@ def bucket_of(
     ratio = np.maximum(far, exact).astype(np.float32) / np.float32(exact)
     scaled = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(exact)
     shared = np.minimum(exact + scaled.astype(np.int64), buckets - 1)
-    numbers: NDArray[np.int64] = np.where(far < exact, far, shared)
-    return numbers + buckets * (distances > 0) if bidirectional else numbers
+    indices: NDArray[np.int64] = np.where(far < exact, far, shared)
+    return indices + buckets * (distances > 0) if bidirectional else indices

@@ -30,10 +30,10 @@ class CodedMatrix:
 
     def dequantize(self) -> NDArray[np.float32]:
         inside = self.codes.reshape(*self.scales.shape, BLOCK).astype(np.float32)
-        numbers = inside * self.scales[..., None].astype(np.float32)
+        values = inside * self.scales[..., None].astype(np.float32)
         if self.least is not None:
-            numbers += self.least[..., None].astype(np.float32)
-        return numbers.reshape(self.shape)
+            values += self.least[..., None].astype(np.float32)
+        return values.reshape(self.shape)
 
     def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> "CodedMatrix":
         """With its outputs in the order that `move` gives to rows."""
@@ -136,8 +136,8 @@ class FileRows:
         counts = np.bincount(self.encodings).tolist()
         sizes = [BLOCKS[Encoding(i)] if count else (1, 0) for i, count in enumerate(counts)]
         return sum(
-            count * self.width // numbers * size
-            for count, (numbers, size) in zip(counts, sizes, strict=True)
+            count * self.width // values * size
+            for count, (values, size) in zip(counts, sizes, strict=True)
         )
 
     @classmethod

@@ -119,5 +119,5 @@ ABILITIES: Mapping[str, Abilities] = {
 def abilities_of(architecture: str) -> Abilities:
     """Return the abilities of a type of models; raises KvcastError for an unknown one."""
     if architecture not in ABILITIES:
-        raise KvcastError(f"this kvcast knows no {architecture} models: update it")
+        raise KvcastError(f"this kvcast does not support {architecture} models: update it")
     return ABILITIES[architecture]

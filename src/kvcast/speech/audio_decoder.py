@@ -14,7 +14,7 @@ from kvcast.audio.mel import HOP, paired_log_mel
 from kvcast.engine.requests import Input
 from kvcast.errors import KvcastError
 from kvcast.families.audio_decoder import AudioDecoderDimensions
-from kvcast.families.audio_encoder import SoundEncoder
+from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.runtimes.base import EncoderDecoder, Float32
 from kvcast.speech.abilities import ABILITIES
 from kvcast.speech.base import Answer
@@ -51,7 +51,7 @@ class GraniteRecognition(AudioTokenRecognition):
 
     abilities = ABILITIES["granite_speech"]
 
-    def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, audio: AudioEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
         [self._mark] = self.special(_AUDIO)
         self._asked: dict[str, list[list[int]]] = {}
@@ -102,7 +102,7 @@ class QwenRecognition(AudioTokenRecognition):
     abilities = ABILITIES["qwen3_asr"]
     _codes: ClassVar[Mapping[str, str]] = {name: code for code, name in abilities.languages.items()}
 
-    def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, audio: AudioEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
         self._begin, self._end = self.special("<|im_start|>", "<|im_end|>")
         self._audio_begin, self._audio_end = self.special("<|audio_start|>", "<|audio_end|>")
@@ -154,7 +154,7 @@ class VoxtralRecognition(AudioTokenRecognition):
 
     abilities = ABILITIES["voxtral"]
 
-    def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, audio: AudioEncoder, vocab_size: int) -> None:
         super().__init__(tokenizer, audio, vocab_size)
         names = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[/INST]", "[TRANSCRIBE]")
         *self._before, self._after, self._order = self.special(*names)
@@ -191,7 +191,9 @@ class AudioDecoderModel(SpeechModel):
         dimensions: AudioDecoderDimensions,
     ) -> None:
         if dimensions.architecture not in RECOGNITIONS:
-            raise KvcastError(f"this kvcast knows no {dimensions.architecture} models: update it")
+            raise KvcastError(
+                f"this kvcast does not support {dimensions.architecture} models: update it"
+            )
         recognition = RECOGNITIONS[dimensions.architecture](
             tokenizer, dimensions.audio, dimensions.vocab_size
         )

@@ -18,7 +18,7 @@ from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
 from kvcast.engine.requests import Input, Prompt, Request
 from kvcast.errors import KvcastError
-from kvcast.families.audio_encoder import SoundEncoder
+from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.runtimes.base import Float32, Int32, Int64
 from kvcast.speech.abilities import Abilities
 from kvcast.speech.languages import WITHOUT_SPACES
@@ -150,7 +150,7 @@ def features_of(samples: Float32, n_mels: int) -> Float32:
 @dataclass(frozen=True, eq=False)
 class AudioFeatures(Input):
     features_tm: Float32
-    encoder: SoundEncoder
+    encoder: AudioEncoder
 
     # Lengths differ, and each chunk alone fills the encoder's GEMMs.
     most_together: ClassVar[int | None] = 1
@@ -170,7 +170,7 @@ class AudioFeatures(Input):
 class AudioTokenRecognition(Recognition):
     """Base class of models whose prompt contains the audio embeddings."""
 
-    def __init__(self, tokenizer: TextTokenizer, audio: SoundEncoder, vocab_size: int) -> None:
+    def __init__(self, tokenizer: TextTokenizer, audio: AudioEncoder, vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self.audio = audio
         self.vocab_size = vocab_size

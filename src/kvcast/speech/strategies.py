@@ -201,9 +201,9 @@ class _Draws(_Sampler):
     def __call__(
         self, logits_rv: Float32, rows: Sequence[int], places: Sequence[int]
     ) -> tuple[list[int], Float32]:
-        numbers = self._rng.random(self._count)
+        uniform = self._rng.random(self._count)
         tokens = [
-            draw(logits_rv[place], self._distribution, numbers[row])
+            draw(logits_rv[place], self._distribution, uniform[row])
             for row, place in zip(rows, places, strict=True)
         ]
         tokens_rk = np.array(tokens).reshape(len(logits_rv), -1)
@@ -220,18 +220,18 @@ class _IndependentRows(Search):
         self._room = room
         self._live = [0]
         self._sums_l = np.zeros(1, np.float32)
-        self._written = Histories(room)
+        self._histories = Histories(room)
         self._ended: dict[int, Candidate] = {}
 
     @property
     @override
     def generated_rn(self) -> Int64:
-        return self._written.generated_rn
+        return self._histories.generated_rn
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
         rows, places = self._live, list(range(len(self._live)))
-        if not self._written.length:  # all begin in the row that read the prompt
+        if not self._histories.length:  # all begin in the row that read the prompt
             rows, places = list(range(self._count)), [0] * self._count
         tokens, logprobs_l = self._sample(logits_rv, rows, places)
         sums_l = logprobs_l + self._sums_l[places]
@@ -241,23 +241,25 @@ class _IndependentRows(Search):
                 if token != self._eot:
                     going_on.append(i)
                     continue
-                written = tuple(self._written.generated_rn[places[i]].tolist())
-                self._ended[rows[i]] = Candidate(tokens=written, sum_logprob=float(sums_l[i]))
+                generated = tuple(self._histories.generated_rn[places[i]].tolist())
+                self._ended[rows[i]] = Candidate(tokens=generated, sum_logprob=float(sums_l[i]))
             rows, places, tokens = (
                 [values[i] for i in going_on] for values in (rows, places, tokens)
             )
             sums_l = sums_l[going_on]
         parents = [self._live[place] for place in places]
-        self._written.extend(places, tokens)
+        self._histories.extend(places, tokens)
         self._live, self._sums_l = rows, sums_l
-        return OVER if self._written.length == self._room else Continuations(rows, parents, tokens)
+        return (
+            OVER if self._histories.length == self._room else Continuations(rows, parents, tokens)
+        )
 
     @override
     def candidates(self) -> list[Candidate]:
-        written, sums = self._written.generated_rn.tolist(), self._sums_l.tolist()
+        generated, sums = self._histories.generated_rn.tolist(), self._sums_l.tolist()
         candidates = self._ended | {
             row: Candidate(tokens=tuple(tokens), sum_logprob=sum_logprob)
-            for row, tokens, sum_logprob in zip(self._live, written, sums, strict=True)
+            for row, tokens, sum_logprob in zip(self._live, generated, sums, strict=True)
         }
         return [candidates[row] for row in sorted(candidates)]
 
@@ -271,12 +273,12 @@ class _Beams(Search):
         self._room = room
         self._finished: list[Candidate] = []
         self._sums_r = np.zeros(1, np.float32)
-        self._written = Histories(room)
+        self._histories = Histories(room)
 
     @property
     @override
     def generated_rn(self) -> Int64:
-        return self._written.generated_rn
+        return self._histories.generated_rn
 
     @override
     def advance(self, logits_rv: Float32) -> Continuations:
@@ -291,13 +293,13 @@ class _Beams(Search):
                 parents.append(parent)
                 tokens.append(token)
             elif len(self._finished) < self._wanted:
-                written = tuple(self._written.generated_rn[parent].tolist())
-                self._finished.append(Candidate(tokens=written, sum_logprob=score))
+                generated = tuple(self._histories.generated_rn[parent].tolist())
+                self._finished.append(Candidate(tokens=generated, sum_logprob=score))
             if len(sums) == self._beams:
                 break
         self._sums_r = np.array(sums, np.float32)
-        self._written.extend(parents, tokens)
-        if len(self._finished) >= self._wanted or self._written.length == self._room:
+        self._histories.extend(parents, tokens)
+        if len(self._finished) >= self._wanted or self._histories.length == self._room:
             return OVER
         return Continuations(self._rows, parents, tokens)
 
@@ -308,7 +310,7 @@ class _Beams(Search):
         best = self._sums_r.argsort(kind="stable")[::-1][:missing]
         return self._finished + [
             Candidate(
-                tokens=tuple(self._written.generated_rn[row].tolist()),
+                tokens=tuple(self._histories.generated_rn[row].tolist()),
                 sum_logprob=float(self._sums_r[row]),
             )
             for row in best

@@ -44,7 +44,7 @@ class SearchedTexts(TextRequest):
         self._rows = list(range(self.width))
         self._processors = LogitsProcessors(spec.params)
         self._constraint = spec.constraint()
-        self._written = self._processors.histories(spec.criteria.max_new_tokens, spec.prompt)
+        self._histories = self._processors.histories(spec.criteria.max_new_tokens, spec.prompt)
         self._logprobs_rn = np.empty((1, 0), np.float32)
         self._tops: list[tuple[Alternatives, ...]] = [()] * self.width
 
@@ -59,7 +59,7 @@ class SearchedTexts(TextRequest):
         if totals[0] == -np.inf:  # no row can continue within its grammar
             self._keep_what_there_is()
             return OVER
-        generated_rn, spec = self._written.generated_rn, self.spec
+        generated_rn, spec = self._histories.generated_rn, self.spec
         ended = spec.criteria.are_met(generated_rn, parents, tokens, spec.tokenizer)
         for k in range(self.width):
             if ended[k] and totals[k] > -np.inf:
@@ -70,7 +70,7 @@ class SearchedTexts(TextRequest):
         self._totals = [-np.inf if ended[k] else totals[k] for k in going_on]
         parents = [parents[k] for k in going_on]
         tokens = [tokens[k] for k in going_on]
-        self._written.extend(parents, tokens)
+        self._histories.extend(parents, tokens)
         if self._constraint is not None:
             self._constraint.extend(parents, tokens)
         if self.spec.params.logprobs:
@@ -100,10 +100,10 @@ class SearchedTexts(TextRequest):
             self._tops = [(*before, top) for before, top in zip(self._tops, tops, strict=False)]
 
     def _candidates(self, logits_rv: Float32) -> Likeliest:
-        withheld = self.spec.criteria.withheld(self._written.length)
+        withheld = self.spec.criteria.withheld(self._histories.length)
         given = likeliest(logits_rv, self._considered + len(withheld))
         renormalised = self.spec.params.renormalize_logits
-        if not self._processors.matter(self._written) and self._constraint is None:
+        if not self._processors.matter(self._histories) and self._constraint is None:
             if renormalised and withheld:
                 lost_rk = np.exp(logits_rv[:, withheld] - given.log_sums_r[:, None])
                 logprobs_rk = given.logprobs_rk - np.log1p(-lost_rk.sum(1, keepdims=True))
@@ -113,15 +113,15 @@ class SearchedTexts(TextRequest):
             return given
         logits_rv -= given.log_sums_r[:, None]
         logits_rv[:, withheld] = -np.inf
-        self._processors.apply(logits_rv, self._written)
+        self._processors.apply(logits_rv, self._histories)
         if self._constraint is not None:
-            self._constraint.apply(logits_rv, self._written.generated_rn)
+            self._constraint.apply(logits_rv, self._histories.generated_rn)
         if renormalised:
             log_softmax(logits_rv)
         return Likeliest(*top_k(logits_rv, self._considered), given.log_sums_r)
 
     def _finish(self, total: float, parent: int, token: int, logprob: float) -> None:
-        tokens = (*self._written.generated_rn[parent].tolist(), token)
+        tokens = (*self._histories.generated_rn[parent].tolist(), token)
         logprobs = None
         if self.spec.params.logprobs:
             logprobs = (*self._logprobs_rn[parent].tolist(), logprob)
@@ -135,7 +135,7 @@ class SearchedTexts(TextRequest):
             logprobs = None
             if self.spec.params.logprobs:
                 logprobs = tuple(self._logprobs_rn[0].tolist())
-            tokens = tuple(self._written.generated_rn[0].tolist())
+            tokens = tuple(self._histories.generated_rn[0].tolist())
             tops = self._tops[0][: len(tokens)]
             score = self._score(self._totals[0], len(tokens))
             self.hypotheses = [BeamHypothesis(tokens, logprobs, tops, score)]
@@ -150,5 +150,5 @@ class SearchedTexts(TextRequest):
             return True
         if self.spec.params.early_stopping:
             return False
-        best = self._score(self._totals[0], self._written.length)
+        best = self._score(self._totals[0], self._histories.length)
         return best > self.hypotheses[-1].score

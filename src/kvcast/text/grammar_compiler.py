@@ -69,7 +69,7 @@ class Trials:
         self._waiting: list[_Trial] = []
         self._known: OrderedDict[Grammar, Future[str]] = OrderedDict()
         self._workers: list[_Worker] = []
-        self._numbers = count()
+        self._ids = count()
         self._closed = False
 
     def outcome(self, grammar: Grammar) -> "Future[str]":
@@ -80,7 +80,7 @@ class Trials:
                 return known
             if len(self._waiting) >= MOST_WAITING:
                 raise FullError("too many new schemas and patterns wait: try again later")
-            trial = _Trial(False, len(grammar.text) >> 10, next(self._numbers), grammar)
+            trial = _Trial(False, len(grammar.text) >> 10, next(self._ids), grammar)
             self._known[grammar] = trial.outcome
             self._forget_oldest()
             heapq.heappush(self._waiting, trial)

@@ -47,8 +47,8 @@ class BlenderbotSmallTokenizer(PlainTokenizer):
         characters = set("".join([*vocabulary, *(a.removesuffix(_LAST) for p in pairs for a in p)]))
         pieces = [*characters, *(f"{each}{_LAST}" for each in characters)]
         pieces += [part for a, b in pairs for part in (a, b, a + b)]
-        numbers = {piece: i for i, piece in enumerate(dict.fromkeys([_NO_PIECE, *pieces]))}
-        model = BPE(numbers, pairs, unk_token=_NO_PIECE, end_of_word_suffix=_LAST)
+        ids = {piece: i for i, piece in enumerate(dict.fromkeys([_NO_PIECE, *pieces]))}
+        model = BPE(ids, pairs, unk_token=_NO_PIECE, end_of_word_suffix=_LAST)
         self._splitter = Tokenizer(model)
 
     @property

@@ -91,12 +91,12 @@ class Languages:
         others = len(self.tokens) - len(near)
         beside = f" and {others} more" if others else ""
         raise UsageError(
-            f"the model knows no language {language[:40]!r}: it has {', '.join(near)}{beside}"
+            f"the model does not support language {language[:40]!r}: it has {', '.join(near)}{beside}"
         )
 
 
-def codes(numbers: Mapping[str, int]) -> dict[str, int]:
-    matches = ((_CODE.fullmatch(text), number) for text, number in numbers.items())
+def codes(ids: Mapping[str, int]) -> dict[str, int]:
+    matches = ((_CODE.fullmatch(text), number) for text, number in ids.items())
     return {
         next(filter(None, match.groups())): number for match, number in matches if match is not None
     }
@@ -123,14 +123,14 @@ def with_source(
     `language`: a code, or the template's, or else English; without any of them nothing is
     changed. `end`: the token that ends a source. KvcastError for an unknown code.
     """
-    numbers = _added(description)
-    texts = {number: text for text, number in numbers.items()}
-    known = codes(numbers)
+    ids = _added(description)
+    texts = {number: text for text, number in ids.items()}
+    known = codes(ids)
     if language is not None and language not in known:
         raise KvcastError(f"tokenizer_config.json: no token is of src_lang {language[:40]!r}")
     usual = [language, source_of(description), *_ENGLISH]
     number = next((known[code] for code in usual if code in known), None)
-    if number is None or end not in numbers:
+    if number is None or end not in ids:
         return {**description}
     around = [_special(texts[number]), _special(end)]
     text: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -140,7 +140,7 @@ def with_source(
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {
-            name: {"id": name, "ids": [numbers[name]], "tokens": [name]}
+            name: {"id": name, "ids": [ids[name]], "tokens": [name]}
             for name in (texts[number], end)
         },
     }

@@ -120,11 +120,11 @@ class M2MTokenizer(MarianTokenizer):
 def read_vocabulary(content: bytes, label: str) -> dict[str, int]:
     """KvcastError, naming `label`, for anything else."""
     try:
-        numbers = json.loads(content)
+        ids = json.loads(content)
     except (ValueError, RecursionError):
         raise KvcastError(f"{label} is not valid JSON: fetch it again") from None
-    if not isinstance(numbers, dict) or not all(
-        type(number) is int and 0 <= number < _MOST_TOKENS for number in numbers.values()
+    if not isinstance(ids, dict) or not all(
+        type(number) is int and 0 <= number < _MOST_TOKENS for number in ids.values()
     ):
         raise KvcastError(f"{label} is damaged: it does not number pieces; fetch it again")
-    return numbers
+    return ids

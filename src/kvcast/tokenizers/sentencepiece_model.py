@@ -143,9 +143,9 @@ class _SentencePieceModel:
         vocabulary = [(text, 0.0) for text in numbering.first] + kept
         last = range(len(vocabulary), len(vocabulary) + len(numbering.last))
         vocabulary += [(text, 0.0) for text in numbering.last]
-        numbers = {text: i for i, (text, _) in enumerate(vocabulary)}
-        ends = [numbers.get(self.pieces[i][0], 0) for i in (self.unknown, self.end)]
-        if len(numbers) < len(vocabulary) or not all(ends):
+        ids = {text: i for i, (text, _) in enumerate(vocabulary)}
+        ends = [ids.get(self.pieces[i][0], 0) for i in (self.unknown, self.end)]
+        if len(ids) < len(vocabulary) or not all(ends):
             raise ValueError("its pieces are not those of the model's kind")
         kinds = [kind for _, _, kind in self.pieces[numbering.replaced :]]
         own = [first + i for i, kind in enumerate(kinds) if kind in _SPECIAL]
@@ -208,16 +208,16 @@ class _SentencePieceModel:
 
 def _merging(vocabulary: Sequence[tuple[str, float]], unknown: int) -> dict[str, Any]:
     """Order merges by the pieces' scores."""
-    numbers = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    ids = {piece: i for i, (piece, _) in enumerate(vocabulary)}
     merges = [
-        (-score, numbers[piece[:at]], numbers[piece[at:]])
+        (-score, ids[piece[:at]], ids[piece[at:]])
         for piece, score in vocabulary
         for at in range(1, len(piece))
-        if piece[:at] in numbers and piece[at:] in numbers
+        if piece[:at] in ids and piece[at:] in ids
     ]
     return {
         "type": "BPE",
-        "vocab": numbers,
+        "vocab": ids,
         "merges": [[vocabulary[i][0] for i in pair] for _, *pair in sorted(merges)],
         "unk_token": vocabulary[unknown][0],
         "fuse_unk": True,

@@ -43,11 +43,11 @@ class Text:
     """A case and the tokens [n] after its prompt."""
 
     case: Case
-    written_n: Int64
+    generated_n: Int64
 
     @property
     def tokens(self) -> Int64:
-        return np.concatenate([self.case.prompt_s, self.written_n])
+        return np.concatenate([self.case.prompt_s, self.generated_n])
 
     @property
     def first(self) -> int:
@@ -55,10 +55,10 @@ class Text:
         return len(self.case.prompt_s) - 1
 
     def __len__(self) -> int:
-        return len(self.case.prompt_s) + len(self.written_n)
+        return len(self.case.prompt_s) + len(self.generated_n)
 
-    def with_tokens(self, written_n: Sequence[int] | Int64) -> "Text":
-        return Text(self.case, np.asarray(written_n, np.int64))
+    def with_tokens(self, generated_n: Sequence[int] | Int64) -> "Text":
+        return Text(self.case, np.asarray(generated_n, np.int64))
 
 
 def cases_of(probe: Probe) -> list[Case]:
@@ -124,7 +124,7 @@ class Driver:
 
         One call, except for models that take single tokens, or prefill a source separately.
         """
-        count = len(text.written_n) + 1
+        count = len(text.generated_n) + 1
         parts, cache = [], None
         for block in np.array_split(np.arange(count), ceil(count * self.vocab / _MOST_NUMBERS)):
             logits_nv, cache = self._at_once(text, block, columns)
@@ -147,10 +147,10 @@ class Driver:
     ) -> tuple[Float32, Any]:
         first_rv, cache = self.decode(cache, [text.case.prompt_s])
         parts = [first_rv[:, columns]] if 0 in asked_n else []
-        if len(text.written_n):
+        if len(text.generated_n):
             after = (asked_n[asked_n > 0] - 1).tolist()
             logits_rsv, cache = self.runtime.decode(
-                [text.written_n], cache, positions=after or (-1,)
+                [text.generated_n], cache, positions=after or (-1,)
             )
             parts += [logits_rsv[0][:, columns].copy()] if after else []
         return np.concatenate(parts), cache
@@ -168,14 +168,14 @@ class Driver:
         read = self.prefill if prompt else self.decode
         step_rv, cache = read(cache, [text.case.prompt_s])
         logits = [step_rv[:, columns]]
-        for token in text.written_n:
+        for token in text.generated_n:
             step_rv, cache = self.decode(cache, one_each([token]))
             logits.append(step_rv[:, columns])
         return np.concatenate(logits), cache
 
     def greedy(self, case: Case, count: int) -> tuple[Text, Float32]:
         """Return the likeliest tokens after a prompt, decoded in steps, with their logits."""
-        return self._written(case, count, lambda logits_v: int(logits_v.argmax()), ALL)
+        return self._generate(case, count, lambda logits_v: int(logits_v.argmax()), ALL)
 
     def sampled(
         self, case: Case, count: int, generator: np.random.Generator, columns: Columns = ALL
@@ -188,21 +188,21 @@ class Driver:
         def drawn(logits_v: Float32) -> int:
             return int((logits_v + generator.gumbel(size=logits_v.shape)).argmax())
 
-        return self._written(case, count, drawn, columns, whole=True)
+        return self._generate(case, count, drawn, columns, whole=True)
 
-    def _written(
+    def _generate(
         self, case: Case, count: int, choose: Any, columns: Columns, *, whole: bool = False
     ) -> tuple[Text, Float32]:
         cache = self.cache([case], len(case.prompt_s) + count - (not whole))
         read = self.decode if whole else self.prefill
         step_rv, cache = read(cache, [case.prompt_s])
-        logits, written = [step_rv[:, columns]], []
+        logits, generated_n = [step_rv[:, columns]], []
         for i in range(count):
-            written.append(choose(step_rv[0]))
+            generated_n.append(choose(step_rv[0]))
             if whole or i + 1 < count:
-                step_rv, cache = self.decode(cache, one_each(written[-1:]))
+                step_rv, cache = self.decode(cache, one_each(generated_n[-1:]))
                 logits.append(step_rv[:, columns])
-        return Text(case, np.array(written, np.int64)), np.concatenate(logits)
+        return Text(case, np.array(generated_n, np.int64)), np.concatenate(logits)
 
 
 def driver_of(runtime: Runtime, family: Family, dimensions: Any) -> Driver:
@@ -226,7 +226,7 @@ def cases_of_recordings(model: Model, paths: Sequence[str]) -> list[Case]:
 
     if isinstance(model, WhisperModel):
         return [_window(model, path) for path in paths]
-    return [_excerpt(model, path) for path in paths]
+    return [_recording_case(model, path) for path in paths]
 
 
 def cases_of_prompts(model: Model, texts: Sequence[str]) -> list[Case]:
@@ -248,7 +248,7 @@ def _window(model: "WhisperModel", path: str) -> Case:
     return Case(np.array(tokens, np.int64), _source(window))
 
 
-def _excerpt(model: "SpeechModel", path: str) -> Case:
+def _recording_case(model: "SpeechModel", path: str) -> Case:
     from kvcast.speech.params import TranscribeParams
     from kvcast.speech.recognition import SpeechContext
     from kvcast.speech.recordings import open_samples
@@ -256,11 +256,11 @@ def _excerpt(model: "SpeechModel", path: str) -> Case:
     recognition = model.recognition
     with closing(open_samples(path, TranscribeParams())) as recording:
         end = min(recording.content_frames, recognition.longest)
-        sound = recognition.input(recording.samples(0, end))
-    request = recognition.request(sound)
-    tokens = recognition.prompt(sound.positions, SpeechContext())
+        encoder_input = recognition.input(recording.samples(0, end))
+    request = recognition.request(encoder_input)
+    tokens = recognition.prompt(encoder_input.positions, SpeechContext())
     prompt = Prompt(np.array(tokens, np.int64)) if request is None else request.prompt
-    return Case(prompt.tokens, _source(sound))
+    return Case(prompt.tokens, _source(encoder_input))
 
 
 def _prompt(model: "TextGenerator", text: str) -> Case:

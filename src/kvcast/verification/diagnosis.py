@@ -46,7 +46,7 @@ def first_difference(
     """
     pairs = zip(_tensors(layers, *one), _tensors(layers, *other), strict=False)
     for mine, theirs in pairs:
-        ours_hcd, wanted_hcd = (_numbers(tensor, length) for tensor in (mine, theirs))
+        ours_hcd, wanted_hcd = (_dequantize(tensor, length) for tensor in (mine, theirs))
         if ours_hcd.shape != wanted_hcd.shape or not wanted_hcd.size:
             continue
         deviation = max(float(wanted_hcd.std()), _LEAST_SPREAD)
@@ -79,7 +79,7 @@ def _named(runs: Sequence[CacheLayers]) -> tuple[list[Place], list[CacheLayers]]
     return names, [run for _, run, _ in pairs]
 
 
-def _numbers(tensor: _Tensor, length: int) -> Float32:
+def _dequantize(tensor: _Tensor, length: int) -> Float32:
     """Return the valid values [heads, positions, width] of a row."""
     values = tensor.values
     if hasattr(values, "detach"):  # PyTorch's, of whatever dtype
@@ -93,6 +93,6 @@ def _numbers(tensor: _Tensor, length: int) -> Float32:
         if values.shape[-1] != width + _SCALE.itemsize:
             return np.empty((0, 0, 0), np.float32)
         scales = np.ascontiguousarray(values[..., width:]).view(_SCALE)
-        numbers: Float32 = values[..., :width] * scales
-        return numbers
+        dequantized: Float32 = values[..., :width] * scales
+        return dequantized
     return np.asarray(values, np.float32)

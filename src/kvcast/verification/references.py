@@ -178,7 +178,7 @@ class CheckpointOracle(Oracle):
         if self._family.whole is None:
             logits_nv, _ = self._driver.at_once(text, columns)
         else:
-            logits_sv = whole_logits(self._reference, text.case.prompt_s, text.written_n)
+            logits_sv = whole_logits(self._reference, text.case.prompt_s, text.generated_n)
             logits_nv = logits_sv[text.first :, columns]
         if not np.isfinite(logits_nv).all():
             raise KvcastError("the reference's logits are not all finite: fetch its weights again")
@@ -213,19 +213,19 @@ class RecordedOracle(Oracle):
     @override
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:
         text = self.texts[case]
-        return text.with_tokens(text.written_n[:count])
+        return text.with_tokens(text.generated_n[:count])
 
     @override
     def expected(self, text: Text, columns: Columns = ALL) -> Expected:
         row = next(i for i, known in enumerate(self.texts) if known.case is text.case)
-        known_n = self.texts[row].written_n[: len(text.written_n)]
-        parted = np.flatnonzero(known_n != text.written_n[: len(known_n)])
+        known_n = self.texts[row].generated_n[: len(text.generated_n)]
+        parted = np.flatnonzero(known_n != text.generated_n[: len(known_n)])
         count = (int(parted[0]) if len(parted) else len(known_n)) + 1
         return self._of_row(self._recorded.reference, row, count)
 
     def exported(self, row: int) -> Expected:
         """Return the bundle's own logits of a text at its export."""
-        return self._of_row(self._recorded.exported, row, len(self.texts[row].written_n) + 1)
+        return self._of_row(self._recorded.exported, row, len(self.texts[row].generated_n) + 1)
 
     def _of_row(self, top: TopLogits, row: int, count: int) -> Expected:
         return LargestLogits(
@@ -248,7 +248,9 @@ class RecordedOracle(Oracle):
 class Files:
     stored: Stored
     expected: Mapping[str, NDArray[np.generic]]
-    written: Mapping[str, Program]  # programs that the family builds from the manifest's dimensions
+    programs: Mapping[
+        str, Program
+    ]  # programs that the family builds from the manifest's dimensions
     checkpoint: Any = None  # its dimensions, if any
     calibrated: bool = False  # int4 was calibrated: codes need not be the nearest
 
@@ -269,7 +271,7 @@ def files_of(
         ),
         # A ChainMap wants to be able to write to its first.
         expected=ChainMap(constants, tensors),  # type: ignore[arg-type]
-        written=family.write_programs(dimensions),
+        programs=family.write_programs(dimensions),
         checkpoint=None if checkpoint is None else checkpoint.dimensions,
         calibrated=bool(manifest.calibration),
     )

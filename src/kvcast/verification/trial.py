@@ -269,22 +269,22 @@ class Comparison:
             "mean_error": float(np.concatenate([e.mean_n for e in self._errors]).mean()),
             "allowed_largest": self.allowed.largest,
             "allowed_mean": self.allowed.mean,
-            "largest_by_position": _rounded(shown.largest_n),
-            "mean_by_position": _rounded(shown.mean_n),
+            "largest_by_position": _round(shown.largest_n),
+            "mean_by_position": _round(shown.mean_n),
             **({"place": self.where} if self.where else {}),
         }
 
     def check(self, name: str, passed: str, **measured: Any) -> Check:
         """Return the outcome; `passed` describes the comparison."""
-        numbers = self.measured | measured
-        if numbers.get("mean_error", 0.0) > self.allowed.mean:
+        figures = self.measured | measured
+        if figures.get("mean_error", 0.0) > self.allowed.mean:
             self.problem = self.problem or self._doubt
         if self.problem:
-            return Check(name=name, outcome="failed", detail=self.problem, measured=numbers)
-        largest = numbers.get("largest_error", 0.0)
+            return Check(name=name, outcome="failed", detail=self.problem, measured=figures)
+        largest = figures.get("largest_error", 0.0)
         errors = f"errors up to {largest:.2g} (allowed {self.allowed.largest:g})"
         detail = f"{passed}; {errors if largest else 'the same bits'}"
-        return Check(name=name, outcome="passed", detail=detail, measured=numbers)
+        return Check(name=name, outcome="passed", detail=detail, measured=figures)
 
     def _fits(self, errors: Errors) -> bool:
         return errors.largest <= self.allowed.largest and errors.mean <= self.allowed.mean
@@ -334,5 +334,5 @@ def skipped(name: str, why: str) -> Check:
     return Check(name=name, outcome="skipped", detail=why)
 
 
-def _rounded(numbers_n: Float32) -> list[float]:
-    return [float(f"{number:.3g}") for number in numbers_n.tolist()]
+def _round(values_n: Float32) -> list[float]:
+    return [float(f"{number:.3g}") for number in values_n.tolist()]

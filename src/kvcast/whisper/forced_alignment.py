@@ -162,10 +162,10 @@ def _placed(
     language: str,
     params: TranscribeParams,
 ) -> Policy[list[tuple[int, Word]]]:
-    numbers = sorted({each.line for each in part})
+    lines_of_part = sorted({each.line for each in part})
     spans = [
         Span(window.start, window.end, tuple(_tokens(each for each in part if each.line == number)))
-        for number in numbers
+        for number in lines_of_part
     ]
     times = yield from requests.align(
         Features(recording.window(window.seek, window.seek + window.frames)),
@@ -185,7 +185,7 @@ def _placed(
     )
     return [
         (number, word)
-        for number, span in zip(numbers, fitted, strict=True)
+        for number, span in zip(lines_of_part, fitted, strict=True)
         for word in span.words or ()
     ]
 

@@ -14,7 +14,12 @@ from kit.pixels import image, indexes, texts
 from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
-from kvcast.inspect.attention.model import InspectedModel, RecordingRuntime, excerpt, spectrogram
+from kvcast.inspect.attention.model import (
+    InspectedModel,
+    RecordingRuntime,
+    read_segment,
+    spectrogram,
+)
 from kvcast.inspect.attention.picture import draw, palette, png
 from kvcast.inspect.attention.view import (
     AttentionView,
@@ -224,7 +229,7 @@ def test_tokens_of_speech_attend_to_where_they_are_spoken(
 ):
     """The packaged Whisper, whose words have times of their own from the same heads."""
     model = InspectedModel.open("demo", lambda _: None)
-    samples = excerpt(str(EXAMPLE), 0, 30)
+    samples = read_segment(str(EXAMPLE), 0, 30)
     seen = over_audio(model, samples, None, None, None)
     assert seen.weights_st.shape[1] == -(-len(samples) // 320)
     [*segments] = model.model.transcribe(samples, temperature=0.0, word_timestamps=True)
@@ -239,7 +244,7 @@ def test_tokens_of_speech_attend_to_where_they_are_spoken(
     given = (str(EXAMPLE), "--model", "demo", "--start", "5", "--svg", str(svg))
     table = printed(capsys, *given, "--layer", "2", "--head", "3")
     assert "layer 2, head 3" in table.splitlines()[0]
-    later = spectrogram(excerpt(str(EXAMPLE), 5, 30))
+    later = spectrogram(read_segment(str(EXAMPLE), 5, 30))
     assert np.abs(image(svg.read_text(), "sound")[::-1] - later * 255).max() <= 0.5
     assert "has no audio at 99 s" in failed(capsys, 2, *given[:3], "--start", "99")
     assert "drop --new" in failed(capsys, 2, *given[:3], "--new", "9")

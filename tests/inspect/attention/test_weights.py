@@ -18,7 +18,12 @@ from kit.random_decoders import oracle_and_checkpoint
 from kit.recordings import EXAMPLE
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
-from kvcast.inspect.attention.model import AttentionReader, FedSequence, InspectedModel, excerpt
+from kvcast.inspect.attention.model import (
+    AttentionReader,
+    FedSequence,
+    InspectedModel,
+    read_segment,
+)
 from kvcast.inspect.attention.weights import LayerWeights
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.reference import EagerReference, NativeReference
@@ -125,7 +130,7 @@ def test_a_source_sees_itself_and_a_target_what_is_before_it():
 @pytest.mark.slow
 def test_a_whispers_weights_are_those_of_openai_whisper():
     model = InspectedModel.open("demo", lambda _: None)
-    sequence = model.transcribed(excerpt(str(EXAMPLE), 0, 30), None)
+    sequence = model.transcribed(read_segment(str(EXAMPLE), 0, 30), None)
     layers = list(model.reader.layers(sequence, "cross"))
     checkpoint = open_checkpoint(locate("demo"))
     programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)

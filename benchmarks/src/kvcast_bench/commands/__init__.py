@@ -20,7 +20,7 @@ from kvcast_bench.recording import read_recordings
 from kvcast_bench.render import render
 from kvcast_bench.report import Benchmark, measure
 from kvcast_bench.runner import Runner
-from kvcast_bench.workload import Numbers, Table, Workload
+from kvcast_bench.workload import OptionDefaults, Table, Workload
 
 Kinds = Mapping[type, Any]
 """By the type of a model's dimensions, the class of the workload that a command measures."""
@@ -34,9 +34,9 @@ _PEERS = {
 }
 
 
-def add_numbers(parser: Any, numbers: Numbers, *, absent: bool = False) -> None:
+def add_options(parser: Any, options: OptionDefaults, *, absent: bool = False) -> None:
     """Declare options; `absent` ones have no default until the workload is known."""
-    for name, (default, words) in numbers.items():
+    for name, (default, words) in options.items():
         settings: dict[str, Any] = {"default": None if absent else default}
         shown = default
         if isinstance(default, list):
@@ -49,10 +49,10 @@ def add_numbers(parser: Any, numbers: Numbers, *, absent: bool = False) -> None:
 def add_common(parser: argparse.ArgumentParser, model: str, words: str, kinds: Kinds) -> None:
     """Declare the common arguments: the model, and the numeric options of all workloads."""
     parser.add_argument("--model", default=model, help=f"{words} (default: {model})")
-    add_numbers(parser, {"threads": (2, "for each program"), "runs": (5, "after one to warm up")})
+    add_options(parser, {"threads": (2, "for each program"), "runs": (5, "after one to warm up")})
     for workload in kinds.values():
         group = parser.add_argument_group(workload.kind) if len(kinds) > 1 else parser
-        add_numbers(group, workload.options, absent=True)
+        add_options(group, workload.options, absent=True)
 
 
 def add_some(

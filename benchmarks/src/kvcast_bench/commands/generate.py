@@ -18,7 +18,7 @@ from kvcast_bench.backend import Backend
 from kvcast_bench.commands import (
     Kinds,
     add_common,
-    add_numbers,
+    add_options,
     add_some,
     choose_workload,
     compare,
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a checkpoint folder, GGUF file, hub id, bundle, demo-chat, demo-t5 or "
     words += f"{', '.join(RANDOM)} (random weights)"
     add_common(parser, "demo-chat", words, _KINDS)
-    add_numbers(parser, {"batch": ([1, 8], "texts at once")})
+    add_options(parser, {"batch": ([1, 8], "texts at once")})
     words = f"of kvcast; {OWN} is what it does unless told"
     add_some(parser, "--quantize", QUANTIZED, words, usual=["int8", "int4", "none"])
     words = "none for kvcast alone"

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import replace
 
 from kvcast.errors import KvcastError
-from kvcast_bench.commands import add_numbers, positive, require, shown
+from kvcast_bench.commands import add_options, positive, require, shown
 from kvcast_bench.workloads.gpu import BYTES, PUBLISHED
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=list(BYTES), default="bf16", help="of weights and caches (default: bf16)"
     )
-    add_numbers(parser, {"runs": (5, "after one to warm up")})
+    add_options(parser, {"runs": (5, "after one to warm up")})
     parser.add_argument(
         "--prompt", type=positive, help="tokens before the first step (default: each model's own)"
     )

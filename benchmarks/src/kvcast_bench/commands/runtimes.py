@@ -26,7 +26,7 @@ from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import ONNX, PRECISIONS, RUNTIMES, Kvcast
 from kvcast_bench.probes import ENCODE, STEP
 from kvcast_bench.recompute.backend import Recomputing
-from kvcast_bench.workload import Numbers, Table
+from kvcast_bench.workload import OptionDefaults, Table
 from kvcast_bench.workloads.causal import FIRST, Causal
 from kvcast_bench.workloads.speech import TRANSCRIBE, SpeechWorkload
 
@@ -35,7 +35,7 @@ from kvcast_bench.workloads.speech import TRANSCRIBE, SpeechWorkload
 class OneText(Causal):
     """One prompt and its continuation, shown with the machine's limits."""
 
-    options: ClassVar[Numbers] = {
+    options: ClassVar[OptionDefaults] = {
         "prompt": (512, "tokens of the prompt"),
         "new": (64, "tokens after the first"),
     }
@@ -61,7 +61,7 @@ class OneText(Causal):
 class Steps(SpeechWorkload):
     """A recording, and one step and one encode of it alone."""
 
-    options: ClassVar[Numbers] = {"position": (100, "of the step that is timed")}
+    options: ClassVar[OptionDefaults] = {"position": (100, "of the step that is timed")}
 
     @override
     def tables(self) -> Sequence[Table]:

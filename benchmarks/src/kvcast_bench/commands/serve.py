@@ -19,7 +19,7 @@ from kvcast_bench.backend import Backend
 from kvcast_bench.commands import (
     Kinds,
     add_common,
-    add_numbers,
+    add_options,
     add_some,
     choose_workload,
     peers,
@@ -46,12 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a Whisper or a decoder-only model: a checkpoint folder, GGUF file, hub id, demo, "
     words += "demo-base or demo-chat"
     add_common(parser, "demo-chat", words, _KINDS)
-    numbers = {
+    options = {
         "clients": ([1, 4, 16], "at once"),
         "requests": (1, "of each client in a turn, in sequence"),
         "slots": (8, "texts that llama.cpp's server decodes at once"),
     }
-    add_numbers(parser, numbers)
+    add_options(parser, options)
     add_some(parser, "--quantize", ("int8", "int4", "none"), "of kvcast")
     words = "none for kvcast alone"
     add_some(parser, "--peers", [*SERVED_TEXTS, *SERVED_SPEECH], words, nargs="*", default=None)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from kvcast.errors import InputOutputError
 from kvcast.saving import save
-from kvcast_bench.commands import add_numbers, add_some, require
-from kvcast_bench.sources.figures import Figures, markdown, written
+from kvcast_bench.commands import add_options, add_some, require
+from kvcast_bench.sources.figures import Figures, markdown, write_figures
 
 if TYPE_CHECKING:
     from kvcast_bench.sources.figures import Clock
@@ -25,7 +25,7 @@ CLAIMS = ("cross", "conditional", "reset", "ring", "flops", "recomputed")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_some(parser, "--claims", CLAIMS, "those to work")
-    add_numbers(parser, {"threads": (2, "of PyTorch"), "runs": (5, "after one to warm up")})
+    add_options(parser, {"threads": (2, "of PyTorch"), "runs": (5, "after one to warm up")})
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write the tables into this page as well"
     )
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> str:
     clock = Clock(runs=args.runs, threads=args.threads)
     figures = {claim: worked(claim, clock) for claim in dict.fromkeys(args.claims)}
     if args.page is not None:
-        save(args.page, written(page, figures))
+        save(args.page, write_figures(page, figures))
     return "\n".join(f"{claim}\n\n{markdown(tables)}" for claim, tables in figures.items())
 
 

@@ -192,11 +192,11 @@ class KvcastEngine(Kvcast, TextServer):
     def serve_texts(self, prompts: Sequence[Sequence[str]], new: int) -> ServingTurn:
         ends = end_tokens(self.model)
         start, used = time.perf_counter(), time.thread_time()
-        answers = [self._written(prompt, new, ends) for prompt in prompts[0]]
+        answers = [self._generate(prompt, new, ends) for prompt in prompts[0]]
         seconds, used = time.perf_counter() - start, time.thread_time() - used
         return ServingTurn(seconds=seconds, processor=used, answers=answers)
 
-    def _written(self, prompt: str, new: int, ends: Sequence[int]) -> ServerAnswer:
+    def _generate(self, prompt: str, new: int, ends: Sequence[int]) -> ServerAnswer:
         sent, times = time.perf_counter(), list[float]()
         job = self.engine.submit(
             prompt,

@@ -62,7 +62,7 @@ class Recomputing(Kvcast):
 
 
 def write_bundle(
-    checkpoint: Checkpoint, runtime: str, numbers: BundlePrecision, folder: Path
+    checkpoint: Checkpoint, runtime: str, precision: BundlePrecision, folder: Path
 ) -> None:
     """Lower the programs, made to recompute; the runtime opens `folder` as a Whisper's."""
     from kvcast_bench.recompute.programs import RecomputingJob, recomputing
@@ -70,7 +70,7 @@ def write_bundle(
     job = RecomputingJob(
         checkpoint=checkpoint,
         programs=cache(lambda: recomputing(programs_of(checkpoint), runtime)),
-        precision=numbers,
+        precision=precision,
         build=BuildOptions(),
         special_tokens={},
     )
@@ -78,8 +78,8 @@ def write_bundle(
     manifest = Manifest(
         family="whisper-recompute",
         runtime=runtime,
-        quantize=numbers.quantize,
-        dtype=numbers.dtype,
+        quantize=precision.quantize,
+        dtype=precision.dtype,
         processor=TARGETS[runtime].processor(),
         dimensions=asdict(checkpoint.dimensions),
         cache=layers,

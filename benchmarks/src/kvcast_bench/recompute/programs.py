@@ -39,7 +39,7 @@ class DecodeFromStates(TorchProgram):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         outputs = family_with(dimensions).programs(dimensions)["decode"].outputs
-        super().__init__(written(dimensions)["decode"], outputs, weights)
+        super().__init__(recomputing_programs(dimensions)["decode"], outputs, weights)
         self._lay_out, self._dtype = lay_out, dtype
 
     @override
@@ -68,12 +68,14 @@ _LAY_OUTS: Mapping[str, LayOut] = {"executorch": _of_one_input}
 def recomputing(cached: TorchModel, runtime: str) -> TorchModel:
     """Return programs for a runtime over the same weights; `encode` gives states."""
     lay_out = _LAY_OUTS.get(runtime, _as_they_are)
-    encode = TorchProgram(written(cached.dimensions)["encode"], [STATES], cached.weights)
+    encode = TorchProgram(
+        recomputing_programs(cached.dimensions)["encode"], [STATES], cached.weights
+    )
     decode = DecodeFromStates(cached.dimensions, cached.weights, lay_out)
     return replace(cached, programs={"encode": encode, "decode": decode})
 
 
-def written(dimensions: WhisperDimensions) -> Mapping[str, Program]:
+def recomputing_programs(dimensions: WhisperDimensions) -> Mapping[str, Program]:
     cached = family_with(dimensions).write_programs(dimensions)
     encode, decode = cached["encode"], cached["decode"]
     write = ProgramWriter([], first=len(decode.steps))
@@ -103,12 +105,12 @@ def encoded_states(encode: Program) -> Program:
 
 class RecomputingJob(LoweringJob):
     @override
-    def written(self) -> Mapping[str, Program]:
-        return written(self.dimensions)
+    def write_programs(self) -> Mapping[str, Program]:
+        return recomputing_programs(self.dimensions)
 
     @override
-    def described(self) -> Mapping[str, ProgramSignature]:
-        cached = super().described()
+    def program_signatures(self) -> Mapping[str, ProgramSignature]:
+        cached = super().program_signatures()
         encode, decode, sizes = cached["encode"], cached["decode"], self.dimensions
         shape = ("batch", sizes.source_positions, sizes.d_model)
         states = Argument(name=STATES, shape=shape, dtype="float32")

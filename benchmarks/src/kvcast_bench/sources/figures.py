@@ -36,7 +36,7 @@ def markdown(tables: Sequence[Figures]) -> str:
     return "\n".join(table.markdown() for table in tables)
 
 
-def written(page: str, claims: Mapping[str, Sequence[Figures]]) -> str:
+def write_figures(page: str, claims: Mapping[str, Sequence[Figures]]) -> str:
     """Return a page with the tables of each claim between its comments.
 
     These are `<!-- figures: NAME -->` and `<!-- end of figures -->`. Raises KvcastError for a page

@@ -71,7 +71,7 @@ def counts(program: Compiled, size: int) -> Counts:
         )
     }
     products = re.findall(r"mm_out\((\w+),", body)
-    written = {
+    copies_by_name = {
         name: loops_of(text, size)
         for name, text in re.findall(
             r'extern "C"\s+void\s+(\w+)\((.*?)(?=extern "C"|\Z)', program.kernels, re.DOTALL
@@ -80,7 +80,7 @@ def counts(program: Compiled, size: int) -> Counts:
     called = re.findall(r"\b(cpp_fused\w*)\(", body)
     return Counts(
         projections=sum(made.get(name, 0) >= size for name in products),
-        copies=sum(written.get(name, 0) for name in called),
+        copies=sum(copies_by_name.get(name, 0) for name in called),
         flags=len(re.findall(r"aoti_torch_item_bool\(", body)),
     )
 

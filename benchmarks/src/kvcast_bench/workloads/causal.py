@@ -15,7 +15,14 @@ from kvcast_bench.backend import Backend, Ticks, Tokens
 from kvcast_bench.models import BenchModel, CausalModel
 from kvcast_bench.probes import LOOP, PREFILL, STEP
 from kvcast_bench.turns import Results, Trial, TurnAnswer
-from kvcast_bench.workload import Numbers, Table, Workload, check_tokens, of_trial, random_tokens
+from kvcast_bench.workload import (
+    OptionDefaults,
+    Table,
+    Workload,
+    check_tokens,
+    of_trial,
+    random_tokens,
+)
 
 TEXT, REPEATED, POSITION = "text", "repeated", "position"
 FIRST = "first"
@@ -38,7 +45,7 @@ class Causal(Workload):
     name: ClassVar[str] = "causal"
     kind: ClassVar[str] = "decoder-only models"
     model: ClassVar[type[BenchModel]] = CausalModel
-    options: ClassVar[Numbers] = {
+    options: ClassVar[OptionDefaults] = {
         "prompt": (512, "tokens of each prompt"),
         "new": (128, "tokens after the first"),
         "positions": ([100, 1000, 8000], "where steps are timed; none to skip"),
@@ -150,5 +157,5 @@ class Causal(Workload):
         rows, length, vocabulary = trial["rows"], trial["prompt"], self.dimensions.vocab_size
         if trial["measure"] != REPEATED:
             return random_tokens(rows, length, vocabulary)
-        passages = random_tokens(rows, -(-length // _COPIES), vocabulary)
-        return [(passage * _COPIES)[:length] for passage in passages]
+        sequences = random_tokens(rows, -(-length // _COPIES), vocabulary)
+        return [(sequence * _COPIES)[:length] for sequence in sequences]

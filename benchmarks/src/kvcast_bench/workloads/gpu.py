@@ -105,8 +105,8 @@ class GpuSteps(Workload):
         """
         counted, prompt, new = self.counted(trial), trial["prompt"], trial["new"]
         works = [counted.call(length, 1) for length in range(prompt, prompt + new)]
-        numbers = sum(work.weights + work.cached + work.written for work in works)
-        read: float = numbers / new * BYTES[self.dtype]
+        values = sum(work.weights + work.cached + work.written for work in works)
+        read: float = values / new * BYTES[self.dtype]
         return read
 
     @override

@@ -16,7 +16,7 @@ from kvcast_bench.models import BenchModel, Seq2seqModel
 from kvcast_bench.probes import ENCODE, LOOP, PREFILL, REORDER, STEP
 from kvcast_bench.turns import Results, Trial, TurnAnswer
 from kvcast_bench.workload import (
-    Numbers,
+    OptionDefaults,
     Table,
     Workload,
     check_tokens,
@@ -43,7 +43,7 @@ class Seq2seq(Workload):
     name: ClassVar[str] = "seq2seq"
     kind: ClassVar[str] = "T5s"
     model: ClassVar[type[BenchModel]] = Seq2seqModel
-    options: ClassVar[Numbers] = {
+    options: ClassVar[OptionDefaults] = {
         "source": (128, "tokens of each source"),
         "target": (64, "tokens to write for each"),
         "beam": ([1, 4], "beams; 1 is greedy"),

@@ -18,7 +18,7 @@ from kvcast_bench.clients import ServerAnswer, ServingTurn
 from kvcast_bench.models import BenchModel, CausalModel, SpeechModel
 from kvcast_bench.recording import word_error
 from kvcast_bench.turns import Results, Trial
-from kvcast_bench.workload import Numbers, Table, Workload, of_trial
+from kvcast_bench.workload import OptionDefaults, Table, Workload, of_trial
 
 TEXTS, CLIPS = "texts", "clips"
 TOKEN, GAP, CLIP = "token", "gap", "clip"
@@ -71,7 +71,7 @@ class ServedTexts(_Serving):
     name: ClassVar[str] = "served-texts"
     kind: ClassVar[str] = "decoder-only models"
     model: ClassVar[type[BenchModel]] = CausalModel
-    options: ClassVar[Numbers] = {
+    options: ClassVar[OptionDefaults] = {
         "prompt": (512, "words of each prompt, which are about as many tokens"),
         "shared": (256, "of them at the beginning, the same in all prompts"),
         "new": (128, "tokens of each text"),
@@ -184,7 +184,7 @@ class ServedSpeech(_Serving):
     name: ClassVar[str] = "served-speech"
     kind: ClassVar[str] = "Whispers"
     model: ClassVar[type[BenchModel]] = SpeechModel
-    options: ClassVar[Numbers] = {
+    options: ClassVar[OptionDefaults] = {
         "clip": (10, "seconds of a clip at most"),
         "beam": (1, "beams; 1 is greedy"),
     }

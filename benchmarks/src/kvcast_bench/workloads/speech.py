@@ -17,7 +17,7 @@ from kvcast_bench.models import BenchModel, SpeechModel
 from kvcast_bench.probes import ENCODE, LOOP, MEL, PREFILL, REORDER, STEP
 from kvcast_bench.recording import word_error
 from kvcast_bench.turns import Results, Trial, TurnAnswer
-from kvcast_bench.workload import Numbers, Table, Workload, of_trial, timed
+from kvcast_bench.workload import OptionDefaults, Table, Workload, of_trial, timed
 
 TRANSCRIBE = "transcribe"
 
@@ -36,7 +36,7 @@ class SpeechWorkload(Workload):
     name: ClassVar[str] = "speech"
     kind: ClassVar[str] = "Whispers"
     model: ClassVar[type[BenchModel]] = SpeechModel
-    options: ClassVar[Numbers] = {"beam": ([1, 5], "beams; 1 is greedy")}
+    options: ClassVar[OptionDefaults] = {"beam": ([1, 5], "beams; 1 is greedy")}
     words: ClassVar[Mapping[str, Any]] = {"audio": None, "reference": None, "language": "en"}
     metrics: ClassVar[Mapping[str, Sequence[str]]] = {
         measure: (measure,) for measure in (TRANSCRIBE, ENCODE, STEP)

@@ -112,7 +112,7 @@ def _write_tensor(file: BinaryIO, name: str, tensor: NDArray[Any], kind: str) ->
         code = GGMLQuantizationType.Q8_0
     if name in _CONV_BIASES:
         tensor = tensor[:, None]
-    numbers = quantize(np.array(tensor, np.float32), code).tobytes()
+    content = quantize(np.array(tensor, np.float32), code).tobytes()
     encoded = name.encode()
     file.write(struct.pack("<3I", tensor.ndim, len(encoded), code))
-    file.write(struct.pack(f"<{tensor.ndim}I", *reversed(tensor.shape)) + encoded + numbers)
+    file.write(struct.pack(f"<{tensor.ndim}I", *reversed(tensor.shape)) + encoded + content)

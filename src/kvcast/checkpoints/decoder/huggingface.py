@@ -280,7 +280,7 @@ def _by_position(kernel: StoredTensor) -> StoredTensor:
         return kernel
     width, _, length = kernel.shape
     return replace(
-        changed(kernel, lambda numbers: numbers.reshape(width, length).T), shape=(length, width)
+        changed(kernel, lambda values: values.reshape(width, length).T), shape=(length, width)
     )
 
 

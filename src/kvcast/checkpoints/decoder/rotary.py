@@ -87,8 +87,8 @@ def _longrope(parameters: Fields, fields: Fields) -> dict[str, Any]:
         "factor": parameters.positive("factor", max(longer, 1.0)),
         "trained_positions": trained,
         "attention_factor": attention,
-        "divisors": parameters.numbers("short_factor"),
-        "long_divisors": parameters.numbers("long_factor"),
+        "divisors": parameters.positive_floats("short_factor"),
+        "long_divisors": parameters.positive_floats("long_factor"),
     }
 
 

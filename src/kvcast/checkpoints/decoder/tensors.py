@@ -202,8 +202,8 @@ def _of_floats(tensor: StoredTensor, name: str) -> StoredTensor:
     shape, is_matrix = tensor.shape, len(tensor.shape) == 3
 
     def read() -> NDArray[np.generic]:
-        numbers = tensor.read()
-        return _apart(numbers.swapaxes(1, 2) if is_matrix else numbers, name)
+        values = tensor.read()
+        return _apart(values.swapaxes(1, 2) if is_matrix else values, name)
 
     turned = (shape[0], *shape[:0:-1]) if is_matrix else shape
     return replace(tensor, shape=turned, read=read, rows=None, blocks=None)
@@ -217,8 +217,8 @@ def _of_codes(blocks: StoredTensor, scales: StoredTensor, name: str) -> StoredTe
 
     def matrix() -> StoredTensor:
         codes = blocks.read()
-        numbers = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
-        first, second = np.split(numbers, 2, -1)
+        values = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
+        first, second = np.split(values, 2, -1)
         raw = np.concatenate([scales.read()[..., None], first | (second << 4)], -1)
         rows = np.ascontiguousarray(_apart(raw, name)).reshape(-1)
         stacked = (experts * outputs, shape[2])

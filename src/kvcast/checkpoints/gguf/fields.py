@@ -64,13 +64,13 @@ class Values:
         value = self.plain(name)
         if not isinstance(value, np.ndarray):
             return self.whole(name, default)
-        numbers, layers = set(value.tolist()) - {absent}, self.whole("block_count")
-        if len(value) != layers or len(numbers) != 1:
+        values_of_layers, layers = set(value.tolist()) - {absent}, self.whole("block_count")
+        if len(value) != layers or len(values_of_layers) != 1:
             raise self.fields.error(
                 f"{self._full(name)} must be one number, the same for each of {layers} layers: "
                 "models whose layers differ are not supported"
             )
-        alone = {self._full(name): numbers.pop()}
+        alone = {self._full(name): values_of_layers.pop()}
         return Fields(values=alone, label=self.fields.label).whole(self._full(name))
 
     def each(self, name: str, default: int | None = None) -> tuple[int, ...]:

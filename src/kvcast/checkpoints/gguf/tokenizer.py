@@ -209,11 +209,13 @@ def _vocabulary(fields: Fields, spell: Callable[[str], str]) -> _Vocabulary:
     if types is None:
         types = np.full(len(tokens), _NORMAL)
     return _Vocabulary(
-        fields=fields, tokens=tokens, types=_numbers(fields, "token_type", types, len(tokens))
+        fields=fields,
+        tokens=tokens,
+        types=_values_of_pieces(fields, "token_type", types, len(tokens)),
     )
 
 
-def _numbers(fields: Fields, name: str, values: object, count: int) -> list[Any]:
+def _values_of_pieces(fields: Fields, name: str, values: object, count: int) -> list[Any]:
     if not isinstance(values, np.ndarray) or len(values) != count or not np.isfinite(values).all():
         raise fields.error(f"tokenizer.ggml.{name} is not a number for each token")
     return list(values.tolist())
@@ -334,7 +336,7 @@ def _merges_by_rank(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
         scores: Sequence[float] = range(0, -len(tokens), -1)
     else:
         stored = fields.values.get("tokenizer.ggml.scores")
-        scores = _numbers(fields, "scores", stored, len(tokens))
+        scores = _values_of_pieces(fields, "scores", stored, len(tokens))
     ids = {
         token: number
         for number, token in enumerate(tokens)

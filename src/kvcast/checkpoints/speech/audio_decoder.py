@@ -28,7 +28,7 @@ from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor, split_tokenizer
 from kvcast.checkpoints.tensor_names import changed, fill_decoder, fill_evenly, of_modules
 from kvcast.families.audio_decoder import AudioDecoderDimensions
-from kvcast.families.audio_encoder import MOST_FRAMES, AudioEncoder
+from kvcast.families.audio_encoder import MOST_FRAMES, WhisperEncoder
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.sizes import MOST_LAYERS
 
@@ -101,7 +101,7 @@ def _sizes(audio: Fields, named: Mapping[str, str]) -> dict[str, int]:
     return {ours: audio.whole(theirs, **most.get(ours, {})) for ours, theirs in named.items()}
 
 
-def _qwen3_asr(outer: Fields) -> AudioEncoder:
+def _qwen3_asr(outer: Fields) -> WhisperEncoder:
     audio = outer.group_over("audio_config", _QWEN_AUDIO)
     chunk = 2 * audio.whole("n_window")
     if chunk != _CHUNK:
@@ -112,7 +112,7 @@ def _qwen3_asr(outer: Fields) -> AudioEncoder:
     activation = audio.activation("activation_function", "gelu")
     width = audio.whole("d_model")
     return audio.make(
-        AudioEncoder,
+        WhisperEncoder,
         **_sizes(audio, _QWEN_SIZES),
         chunk=chunk,
         window=audio.whole("n_window_infer"),
@@ -124,7 +124,7 @@ def _qwen3_asr(outer: Fields) -> AudioEncoder:
     )
 
 
-def _voxtral(outer: Fields) -> AudioEncoder:
+def _voxtral(outer: Fields) -> WhisperEncoder:
     audio = outer.group_over("audio_config", _VOXTRAL_AUDIO)
     if audio.whole("max_source_positions") != MOST_FRAMES // 2:
         raise audio.error(f"max_source_positions must be {MOST_FRAMES // 2}")
@@ -134,7 +134,7 @@ def _voxtral(outer: Fields) -> AudioEncoder:
     text = outer.group("text_config") or outer
     output = text.whole("hidden_size", 3072)
     return audio.make(
-        AudioEncoder,
+        WhisperEncoder,
         **_sizes(audio, _VOXTRAL_SIZES),
         joined=inner // width,
         activation=audio.activation("activation_function", "gelu"),
@@ -145,7 +145,7 @@ def _voxtral(outer: Fields) -> AudioEncoder:
 
 
 def _time_first(
-    tensors: dict[str, StoredTensor], encoder: AudioEncoder, _: str
+    tensors: dict[str, StoredTensor], encoder: WhisperEncoder, _: str
 ) -> dict[str, StoredTensor]:
     """Kernels over time and frequency, and the matrix after them in this order of bands."""
 
@@ -168,7 +168,7 @@ def _time_first(
     return own
 
 
-def _check(folder: Path, encoder: AudioEncoder, *, windows: bool) -> None:
+def _check(folder: Path, encoder: WhisperEncoder, *, windows: bool) -> None:
     check_preprocessor(folder, encoder.n_mels, windows=windows)
 
 

@@ -22,7 +22,7 @@ from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor
 from kvcast.checkpoints.tensor_names import changed, of_modules, swapped
 from kvcast.errors import KvcastError
-from kvcast.families.audio_encoder import SoundEncoder
+from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.block_conformer import BlockConformer, QueryFormer
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.spec.sizes import MOST_LAYERS
@@ -32,7 +32,7 @@ from kvcast.spec.sizes import MOST_LAYERS
 class AudioType:
     decoder: str  # the usual model type of its `text_config`
     text: Mapping[str, Any]  # defaults of its `text_config`, over the decoder's
-    encoder: Callable[[Fields], SoundEncoder]
+    encoder: Callable[[Fields], AudioEncoder]
     check: Callable[[Path, Any], None]  # KvcastError if a folder declares other features
     prefixes: tuple[str, ...]  # prefixes of the encoder's tensor names, without the model's
     names: Mapping[str, Sequence[str]]  # names of the encoder's tensors in files, by canonical name

@@ -16,7 +16,7 @@ from kvcast.checkpoints.huggingface_text import (
     HuggingFaceFamily,
     generation_fields,
     read_text,
-    token_numbers,
+    token_ids_of,
 )
 from kvcast.checkpoints.speech import conformer
 from kvcast.checkpoints.tensor_names import drop_tied, fill_evenly, of_modules, zeros
@@ -204,7 +204,7 @@ def _before(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
         told |= {name: fields[name] for name in told if fields.get(name) is not None}
     start = told[START]
     start = told["bos_token_id"] if start is None else start
-    before = token_numbers(folder, (*kind.before, BEGINNING))
+    before = token_ids_of(folder, (*kind.before, BEGINNING))
     return (*([] if start == before[0] else [start]), *before)
 
 

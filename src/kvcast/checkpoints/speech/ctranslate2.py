@@ -125,19 +125,19 @@ class _ModelBinCursor:
         self._position += count
         return self._data[start : self._position]
 
-    def numbers(self, layout: str, label: str) -> tuple[int, ...]:
+    def unpack(self, layout: str, label: str) -> tuple[int, ...]:
         packed = struct.Struct(f"<{layout}")
         return packed.unpack(self.take(packed.size, label).tobytes())
 
     def count(self, smallest: int, label: str) -> int:
         """Read a u32 count of entries that take at least `smallest` bytes each."""
-        (count,) = self.numbers("I", label)
+        (count,) = self.unpack("I", label)
         if count * smallest > self.remaining:
             raise self.damaged(f"it cannot hold {count} {label}")
         return count
 
     def string(self, label: str) -> str:
-        (length,) = self.numbers("H", label)
+        (length,) = self.unpack("H", label)
         text = self.take(length, label).tobytes().decode("ascii", errors="replace")
         # Names end up in messages: no line breaks or terminal codes.
         if not text.endswith("\0") or not text[:-1].isprintable() or not text.isascii():
@@ -152,14 +152,14 @@ class _ModelBinCursor:
 def parse_model_file(path: Path) -> ModelFile:
     """InputOutputError for damage, KvcastError for an unknown version."""
     cursor = _ModelBinCursor(path)
-    (version,) = cursor.numbers("I", "the version")
+    (version,) = cursor.unpack("I", "the version")
     if version != _VERSION:
         raise KvcastError(
             f"{path} is not a CTranslate2 model of version {_VERSION} (its first number is "
             f"{version}): convert it with a current CTranslate2"
         )
     specification = cursor.string("the name of the specification")
-    (revision,) = cursor.numbers("I", "the revision")
+    (revision,) = cursor.unpack("I", "the revision")
     if revision not in _REVISIONS:
         raise KvcastError(f"{path} has the unknown revision {revision} of {specification}")
     variables: dict[str, Variable] = {}
@@ -182,11 +182,11 @@ def parse_model_file(path: Path) -> ModelFile:
 
 def _parse_variable(cursor: _ModelBinCursor) -> tuple[str, Variable]:
     name = cursor.string("the name of a variable")
-    (rank,) = cursor.numbers("B", f"variable {name}")
+    (rank,) = cursor.unpack("B", f"variable {name}")
     if rank > _MAX_RANK:
         raise cursor.damaged(f"variable {name} has {rank} axes")
-    shape = cursor.numbers(f"{rank}I", f"variable {name}")
-    kind, size = cursor.numbers("BI", f"variable {name}")
+    shape = cursor.unpack(f"{rank}I", f"variable {name}")
+    kind, size = cursor.unpack("BI", f"variable {name}")
     if kind >= len(_KINDS):
         raise cursor.damaged(f"variable {name} is of the unknown kind {kind}")
     if math.prod(shape) * _ITEM_SIZES[kind] != size:

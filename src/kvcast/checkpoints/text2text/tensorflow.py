@@ -128,11 +128,11 @@ def _entry(index: Path, key: bytes, value: bytes, shards: int) -> _Place:
         raise KvcastError(
             f"{index}: variable {name} is in several slices: save it again without a partitioner"
         )
-    numbers = [fields.get(number, 0) for number in (1, 3, 4, 5)]
+    values = [fields.get(number, 0) for number in (1, 3, 4, 5)]
     shape = fields.get(2, b"")
-    if not all(type(number) is int for number in numbers) or not isinstance(shape, bytes):
+    if not all(type(number) is int for number in values) or not isinstance(shape, bytes):
         raise _damaged(index, f"the description of tensor {name} cannot be read")
-    kind, shard, offset, size = map(int, numbers)
+    kind, shard, offset, size = map(int, values)
     if shard >= shards:
         raise _damaged(index, f"tensor {name} lies in shard {shard} of {shards}")
     axes = _shape(_IndexCursor(shape, index), name)

@@ -48,12 +48,12 @@ class AttentionReader:
 
     @property
     def kinds(self) -> set[Kind]:
-        return attention_kinds(self._written[_DECODE])
+        return attention_kinds(self._programs[_DECODE])
 
     def layers(self, sequence: FedSequence, kind: Kind) -> Iterator[LayerWeights]:
         """Weights of each layer with attention of a kind, over all that was fed."""
         dimensions, tokens_s = self.checkpoint.dimensions, sequence.tokens_s
-        program = self._written[_DECODE]
+        program = self._programs[_DECODE]
         inputs = {
             **self._encoded(sequence),
             **empty_caches(self.family.caches(dimensions), len(tokens_s)),
@@ -68,14 +68,14 @@ class AttentionReader:
         return layer_weights(self.reference, program, inputs, self._constant, kind)
 
     def _encoded(self, sequence: FedSequence) -> dict[str, NDArray[Any]]:
-        if _ENCODE not in self._written:
+        if _ENCODE not in self._programs:
             return {}
-        program = self._written[_ENCODE]
+        program = self._programs[_ENCODE]
         inputs = dict(zip(program.inputs, sequence.source, strict=True))
         return {**inputs, **self.reference.results(program, inputs, list(program.outputs))}
 
     @cached_property
-    def _written(self) -> Mapping[str, Program]:
+    def _programs(self) -> Mapping[str, Program]:
         return self.family.write_programs(self.checkpoint.dimensions)
 
     @cached_property
@@ -193,7 +193,7 @@ _ENCODE, _DECODE = "encode", "decode"
 _MELS = 80
 
 
-def excerpt(source: str, start: float, seconds: float) -> Float32:
+def read_segment(source: str, start: float, seconds: float) -> Float32:
     """Mono 16 kHz samples of `seconds` at most.
 
     UsageError if the recording ends before; InputMissingError and InputOutputError as `open_audio`.

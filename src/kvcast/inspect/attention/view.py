@@ -179,10 +179,10 @@ def mean_weights(layers: Iterable[LayerWeights], choice: HeadChoice) -> MeanWeig
     return MeanWeights(heads=heads, weights_st=total_st / np.float32(len(heads)), error=error)
 
 
-def spans(numbers: Iterable[int]) -> str:
+def spans(indices: Iterable[int]) -> str:
     """Format as `0 to 3, 7`."""
     found: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in sorted(indices):
         if found and number == found[-1][1] + 1:
             found[-1][1] = number
         else:

@@ -71,7 +71,7 @@ class AotiTarget(Target):
 
     def _smooth(self, job: LoweringJob) -> None:
         weights = {name: tensor.numpy() for name, tensor in job.programs().weights.items()}
-        for name, array in smooth(job.written()["decode"], weights, self.reference(job)):
+        for name, array in smooth(job.write_programs()["decode"], weights, self.reference(job)):
             weights[name][...] = array
 
     @override

@@ -149,7 +149,7 @@ class _Counter:
     _held: dict[str, str] = field(default_factory=dict)  # caches by their variables
     _arrays: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _symbols: dict[str, int] = field(default_factory=dict)
-    _numbers: dict[str, int] = field(default_factory=dict)  # of buffers
+    _counts: dict[str, int] = field(default_factory=dict)  # of buffers
     _written: set[str] = field(default_factory=set)  # caches that loops have written
     _uses: Counter[str] = field(default_factory=Counter)  # calls that have a variable
 
@@ -207,12 +207,12 @@ class _Counter:
         elif match := _ARRAY.search(line):
             self._arrays[match[1]] = _evaluated(match[2], self._symbols)
         elif match := _BUFFER.search(line):
-            self._numbers[match[2]] = prod(self._arrays[match[1]])
+            self._counts[match[2]] = prod(self._arrays[match[1]])
         elif (match := _VIEW.search(line)) or (match := _MOVED.search(line)):
             if match[2] in self._held:
                 self._held[match[1]] = self._held[match[2]]
-            if match[2] in self._numbers:
-                self._numbers[match[1]] = self._numbers[match[2]]
+            if match[2] in self._counts:
+                self._counts[match[1]] = self._counts[match[2]]
         elif (match := _CALL.search(line)) and _is_work(match[1]):
             self._count(match[1], line)
 
@@ -235,9 +235,7 @@ class _Counter:
 
     def _count_loops(self, by: str, line: str) -> None:
         pointers = [(not constant, word) for constant, word in _POINTER.findall(line)]
-        largest = max(
-            (self._numbers.get(word, 0) for writes, word in pointers if writes), default=0
-        )
+        largest = max((self._counts.get(word, 0) for writes, word in pointers if writes), default=0)
         for writes, word in pointers:
             if (cache := self._held.get(word)) is None:
                 continue
@@ -259,10 +257,10 @@ class _Counter:
                 given = {"read": seen}
             self.tally.cache(cache, by, size, **given)
 
-    def _is_copied(self, cache: str, numbers: int, seen: int) -> bool:
+    def _is_copied(self, cache: str, count: int, seen: int) -> bool:
         """Return whether loops that read a cache fill a buffer of the same element count."""
         about = self.caches[cache]
-        return about.kind not in FIXED_SIZE and numbers * _ITEMS[about.dtype] >= seen > 0
+        return about.kind not in FIXED_SIZE and count * _ITEMS[about.dtype] >= seen > 0
 
     def _count_operator(self, function: str, by: str, line: str) -> None:
         done: set[str] = set()

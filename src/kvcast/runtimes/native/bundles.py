@@ -211,12 +211,12 @@ def constants_of(
     """Group a file's tensors, whose names programs know by `names`, into codes with scales."""
     known = {name.removesuffix(CODES) for name in names if not name.endswith((SCALES, LEAST))}
     return {
-        name: partial(_numbers, lambda part: read(names[part]), names, name, shapes.get(name))
+        name: partial(_dequantize, lambda part: read(names[part]), names, name, shapes.get(name))
         for name in known
     }
 
 
-def _numbers(
+def _dequantize(
     read: Callable[[str], NDArray[Any]],
     there: Container[str],
     name: str,
@@ -235,9 +235,9 @@ def _numbers(
     return StoredValues(_shaped(blocks.reshape(codes.shape), shape), steps, bits)
 
 
-def _shaped(numbers: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
+def _shaped(values: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
     """Undo the reordering of a convolution, [outputs, size * channels]."""
-    if shape is None or numbers.shape == shape:
-        return numbers
+    if shape is None or values.shape == shape:
+        return values
     outputs, channels, *sizes = shape
-    return np.moveaxis(numbers.reshape(outputs, *sizes, channels), -1, 1)
+    return np.moveaxis(values.reshape(outputs, *sizes, channels), -1, 1)

@@ -328,8 +328,8 @@ def _coded(
 ) -> tuple[NDArray[np.float32], ...]:
     """Round to codes; return them, the scales and minimums rounded to float16, and the error."""
     scales, least = (
-        numbers.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
-        for numbers in (scales, least)
+        part.clip(-_LARGEST, _LARGEST).astype(np.float16).astype(np.float32)
+        for part in (scales, least)
     )
     shifted = x_ib - least
     codes = np.divide(shifted, scales, out=np.zeros_like(shifted), where=scales > 0)

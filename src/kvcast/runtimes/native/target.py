@@ -25,7 +25,7 @@ class NativeTarget(Target):
         from kvcast.runtimes.native.bundles import cache_layers, lower
 
         graphs = lower(
-            job.written(),
+            job.write_programs(),
             job.checkpoint.tensors,
             job.family.constants(job.dimensions, job.checkpoint.tensors),
             job.precision,

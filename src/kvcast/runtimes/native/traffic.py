@@ -224,16 +224,16 @@ class _Counter:
             case Operation.REWRITE_STATES:
                 read, written = size if sizes.length else 0, size
             case Operation.ELEMENTS | Operation.GATHER if field.startswith(_WRITTEN):
-                written = _numbers(fields) * array.itemsize
+                written = _count(fields) * array.itemsize
             case Operation.ELEMENTS | Operation.GATHER:
-                read = _numbers(fields) * array.itemsize
+                read = _count(fields) * array.itemsize
                 copied, read = (read, 0) if read >= size else (0, read)
             case _:
                 copied = size  # an instruction that was not made for caches
         self.tally.cache(name, by, size, read=read, written=written, copied=copied)
 
 
-def _numbers(fields: Mapping[str, Any]) -> int:
+def _count(fields: Mapping[str, Any]) -> int:
     return prod(fields["sizes"])
 
 
@@ -255,7 +255,7 @@ def _looked_up(fields: Mapping[str, Any], part: _Part) -> int:
 _SHARES = {
     (Operation.EMBEDDING, "table.tiles"): _looked_up,
     (Operation.FILE_EMBEDDING, "rows"): _looked_up,
-    (Operation.GATHER, "x"): lambda fields, _: _numbers(fields) * Dtype.F32.size,
+    (Operation.GATHER, "x"): lambda fields, _: _count(fields) * Dtype.F32.size,
     (Operation.MIXTURE, "gate_up.tiles"): _chosen_experts,
     (Operation.MIXTURE, "down.tiles"): _chosen_experts,
     (Operation.MIXTURE, "gate_up_bias"): _chosen_experts,

@@ -57,7 +57,7 @@ class GraphWriter:
             name="program",
         )
         self._constants, self._matrices = constants, matrices
-        self._written: dict[Any, Sequence[ir.Value]] = {}
+        self._outputs: dict[Any, Sequence[ir.Value]] = {}
         # By the name of a size, the first input that has it, and its axis.
         self._sources = {
             name: (given, axis)
@@ -87,13 +87,13 @@ class GraphWriter:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         key = (operator, *map(id, inputs), str(sorted(attributes.items())), len(results))
-        if key not in self._written:
+        if key not in self._outputs:
             node = ir.node(operator, inputs, attributes, domain=domain, num_outputs=len(results))
             for value, (dtype, shape) in zip(node.outputs, results, strict=True):
                 value.type, value.shape = ir.TensorType(dtype or ir.DataType.FLOAT), ir.Shape(shape)
             self._graph.append(node)
-            self._written[key] = node.outputs
-        return self._written[key]
+            self._outputs[key] = node.outputs
+        return self._outputs[key]
 
     def node(
         self,

@@ -75,23 +75,27 @@ def lower(job: LoweringJob, folder: Path) -> dict[str, Graph]:
 def _constants(
     job: LoweringJob, roles: PrecisionRoles
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Matrix]]:
-    written, precision = job.written(), job.precision
-    constants, matrices = job.constants(), exact(written)
+    programs, precision = job.write_programs(), job.precision
+    constants, matrices = job.constants(), exact(programs)
     smoothed = roles.smoothed and precision.quantize == "int8"
     if smoothed or precision.cache == "int8":
         reference = job.reference()
         if smoothed:
-            constants.update(smooth(written["decode"], constants, reference))
+            constants.update(smooth(programs["decode"], constants, reference))
         if precision.cache == "int8":
-            constants |= scales_of(run_random_tokens(written["decode"], reference).caches)
+            constants |= scales_of(run_random_tokens(programs["decode"], reference).caches)
     if precision.quantize != "none":
-        matrices |= quantized(written, roles.outliers, constants, precision.quantize, job.blocks_of)
+        matrices |= quantized(
+            programs, roles.outliers, constants, precision.quantize, job.blocks_of
+        )
     return constants, matrices
 
 
 def _described(job: LoweringJob, roles: PrecisionRoles) -> dict[str, Described]:
-    signatures = job.described()
-    described = {name: (program, signatures[name]) for name, program in job.written().items()}
+    signatures = job.program_signatures()
+    described = {
+        name: (program, signatures[name]) for name, program in job.write_programs().items()
+    }
     if (
         job.precision.quantize != "none"
         and roles.int8_cross_cache
@@ -151,8 +155,8 @@ def save_graph(
         elif tensor.nbytes > _SMALL:
             own.append((value, tensor))
     data = f"{path.name}.data"
-    written = convert_tensors_to_external([tensor for _, tensor in own], path.parent, data)
-    for (value, _), external in zip(own, written, strict=True):
+    external_tensors = convert_tensors_to_external([tensor for _, tensor in own], path.parent, data)
+    for (value, _), external in zip(own, external_tensors, strict=True):
         value.const_value = external
     ir.save(model, path)
     return Graph(
@@ -185,8 +189,8 @@ def read_stored(folder: Path, manifest: Manifest) -> Stored:
         return Stored()
 
     def read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredValues:
-        numbers = tensor.numpy()
-        return StoredValues(numbers.T if transposed else numbers)
+        values = tensor.numpy()
+        return StoredValues(values.T if transposed else values)
 
     constants = {}
     for graph in manifest.graphs.values():

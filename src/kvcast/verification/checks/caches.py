@@ -71,12 +71,12 @@ def beams(trial: Trial) -> Check:
     return comparison.check(name, words)
 
 
-def _last(trial: Trial, case: Case, written: Sequence[int] | Int64) -> WholeLogits:
-    return WholeLogits(trial.beside.stepped(Text(case, np.array(written, np.int64)))[0][-1:])
+def _last(trial: Trial, case: Case, generated: Sequence[int] | Int64) -> WholeLogits:
+    return WholeLogits(trial.beside.stepped(Text(case, np.array(generated, np.int64)))[0][-1:])
 
 
 def _safe(trial: Trial) -> Int64:
-    return np.unique(np.concatenate([each.text.written_n for each in trial.baselines]))
+    return np.unique(np.concatenate([each.text.generated_n for each in trial.baselines]))
 
 
 def prefix(trial: Trial) -> Check:
@@ -111,9 +111,9 @@ def prefix(trial: Trial) -> Check:
 def _halved(trial: Trial, baseline: Baseline) -> Baseline:
     """Return a text with half of its tokens moved to its prompt."""
     text = baseline.text
-    cut = len(text.written_n) // 2
-    prompt_s = np.concatenate([text.case.prompt_s, text.written_n[:cut]])
-    return trial.baseline(Text(Case(prompt_s, text.case.source), text.written_n[cut:]))
+    cut = len(text.generated_n) // 2
+    prompt_s = np.concatenate([text.case.prompt_s, text.generated_n[:cut]])
+    return trial.baseline(Text(Case(prompt_s, text.case.source), text.generated_n[cut:]))
 
 
 def _continue(
@@ -127,12 +127,12 @@ def _continue(
 ) -> Any:
     """Feed a text step by step, after its prompt or that of one of `texts`; return the cache."""
     text = baseline.text
-    for n, token in enumerate(text.written_n, 1):
+    for n, token in enumerate(text.generated_n, 1):
         logits_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
         place = partial(trial.place, text, cache, row, trial.tolerance.own)
         expected = baseline.stepped.part(n, n + 1)
         others = {
-            f"what follows prefix {i}": partial(_last, trial, other.text.case, text.written_n[:n])
+            f"what follows prefix {i}": partial(_last, trial, other.text.case, text.generated_n[:n])
             for i, other in enumerate(texts)
             if other is not baseline
         }
@@ -145,8 +145,8 @@ def truncate(trial: Trial) -> Check:
     name = "truncate"
     baseline = trial.baselines[0]
     text = baseline.text
-    kept = len(text.case.prompt_s) + len(text.written_n) // 2
-    other_n = trial.baselines[-1].text.written_n
+    kept = len(text.case.prompt_s) + len(text.generated_n) // 2
+    other_n = trial.baselines[-1].text.generated_n
     most = min(len(text) - kept, len(other_n))
     if most < 1:
         return skipped(name, "the model has no room for tokens after its prompt")
@@ -187,9 +187,9 @@ def _cut(
         n = at - text.first
         place = partial(trial.place, text, cache, 0, trial.tolerance.own)
         uncut_n = np.concatenate(
-            [text.written_n[: kept - len(text.case.prompt_s)], wrong_n[:count]]
+            [text.generated_n[: kept - len(text.case.prompt_s)], wrong_n[:count]]
         )
-        since_n = text.written_n[kept - len(text.case.prompt_s) : n]
+        since_n = text.generated_n[kept - len(text.case.prompt_s) : n]
         uncut = partial(_last, trial, text.case, np.concatenate([uncut_n, since_n]))
         others = {"a row that was not cut back": uncut}
         comparison.add(baseline.stepped.part(n, n + 1), logits_rv, about, at, place, others)
@@ -206,7 +206,7 @@ def memory(trial: Trial) -> Check:
     """Step through a cache several times; the process must not grow with the steps."""
     name, driver = "memory", trial.driver
     text = trial.baselines[0].text
-    if not len(text.written_n):
+    if not len(text.generated_n):
         return skipped(name, "the model has no room for tokens after its prompt")
     growth = []
     cache = driver.cache([text.case], len(text))
@@ -217,10 +217,10 @@ def memory(trial: Trial) -> Check:
         for _ in range(_ROUNDS):
             cache = driver.restart(cache, 0, text.case)
             _, cache = driver.decode(cache, [text.case.prompt_s])
-            for token in text.written_n:
+            for token in text.generated_n:
                 _, cache = driver.decode(cache, one_each([token]))
         growth.append((_resident() or before) - before)
-    steps = _ROUNDS * len(text.written_n)
+    steps = _ROUNDS * len(text.generated_n)
     row, longer = (driver.runtime.row_bytes(n) for n in (len(text), len(text) + 1))
     least = min(growth[1:])
     a_step = max(least, 0) / steps
@@ -246,14 +246,14 @@ def copies(trial: Trial) -> Check:
     """Find caches that a step copies: in a bundle's graphs, and by addresses after steps."""
     name, driver = "copies", trial.driver
     text = trial.baselines[0].text
-    if not len(text.written_n):
+    if not len(text.generated_n):
         return skipped(name, "the model has no room for tokens after its prompt")
     cache = driver.cache([text.case], len(text))
     if not hasattr(cache, "memory"):
         return skipped(name, "the runtime keeps caches where nobody can look")
     _, cache = driver.decode(cache, [text.case.prompt_s])
     before = _addresses(cache)
-    for token in text.written_n:
+    for token in text.generated_n:
         _, cache = driver.decode(cache, one_each([token]))
     after = enumerate(_addresses(cache))
     moved = [i for i, address in after if address != before[i]]

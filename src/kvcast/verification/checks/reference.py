@@ -54,7 +54,7 @@ def _of_other_inputs(trial: Trial, text: Text, i: int) -> Others:
         return {}
 
     return {
-        f"input {j}": partial(oracle.expected, Text(Case(prompt_s, other.source), text.written_n))
+        f"input {j}": partial(oracle.expected, Text(Case(prompt_s, other.source), text.generated_n))
         for j, other in enumerate(trial.cases)
         if j != i
     }
@@ -68,14 +68,14 @@ def free_running(trial: Trial) -> Check:
     problem, first, tokens, equal, judged, furthest = "", None, 0, 0, 0, 0.0
     for i, case in enumerate(trial.cases):
         text, logits_nv = trial.driver.greedy(case, trial.steps(case))
-        written = text.written_n.tolist()
-        expected = trial.oracle.expected(text.with_tokens(written[:-1]))
-        known = min(len(expected), len(written))
-        tokens, judged = tokens + len(written), judged + known
+        generated = text.generated_n.tolist()
+        expected = trial.oracle.expected(text.with_tokens(generated[:-1]))
+        known = min(len(expected), len(generated))
+        tokens, judged = tokens + len(generated), judged + known
         if not np.isfinite(logits_nv).all():
             problem = problem or f"input {i}: the model's logits are not finite"
             continue
-        for n, token in enumerate(written[:known]):
+        for n, token in enumerate(generated[:known]):
             best = expected.best(n)
             equal += token == best
             if token == best:
@@ -199,7 +199,7 @@ def weights(trial: Trial) -> Check:
 def programs(trial: Trial) -> Check:
     if trial.files is None:
         return skipped(checks.PROGRAMS, _NO_FILES)
-    return checks.programs(trial.files.stored, trial.files.written)
+    return checks.programs(trial.files.stored, trial.files.programs)
 
 
 def layers(trial: Trial) -> Check:

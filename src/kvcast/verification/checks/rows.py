@@ -86,7 +86,7 @@ def second_input(trial: Trial) -> Check:
 
 def _with_source(trial: Trial, text: Text, other: Text) -> WholeLogits:
     """Return the logits of a text with the input of another."""
-    stale = Text(Case(text.case.prompt_s, other.case.source), text.written_n)
+    stale = Text(Case(text.case.prompt_s, other.case.source), text.generated_n)
     return WholeLogits(trial.beside.stepped(stale)[0])
 
 
@@ -99,16 +99,16 @@ def batch(trial: Trial) -> Check:
     texts = [baseline.text for baseline in baselines]
     cache = driver.cache([text.case for text in texts], max(map(len, texts)))
     ahead = 0 if driver.same_lengths else 4
-    begun = [min(ahead * i, len(text.written_n)) for i, text in enumerate(texts)]
+    begun = [min(ahead * i, len(text.generated_n)) for i, text in enumerate(texts)]
     _, cache = driver.decode(cache, [text.case.prompt_s for text in texts])
     for row, text in enumerate(texts):
-        cache = _steps(trial, cache, row, text.written_n[: begun[row]])
+        cache = _steps(trial, cache, row, text.generated_n[: begun[row]])
     logits: list[list[Float32]] = [[] for _ in texts]
-    for i in range(max(len(text.written_n) for text in texts)):
-        rows = [row for row, text in enumerate(texts) if begun[row] + i < len(text.written_n)]
+    for i in range(max(len(text.generated_n) for text in texts)):
+        rows = [row for row, text in enumerate(texts) if begun[row] + i < len(text.generated_n)]
         if not rows:
             break
-        new = [int(texts[row].written_n[begun[row] + i]) for row in rows]
+        new = [int(texts[row].generated_n[begun[row] + i]) for row in rows]
         logits_rv, cache = driver.decode(cache, one_each(new), rows)
         for row, logits_v in zip(rows, logits_rv, strict=True):
             logits[row].append(logits_v)
@@ -135,11 +135,11 @@ def rows_come_and_go(trial: Trial) -> Check:
     fed = [_EMPTY] * len(texts)
     holds = list(range(len(texts)))  # number of the text in each row
     restarts = 0
-    for _ in range(3 * max(len(text.written_n) for text in texts)):
+    for _ in range(3 * max(len(text.generated_n) for text in texts)):
         rows = np.flatnonzero(generator.random(len(texts)) < 0.6).tolist()
         for row in rows:
             baseline = baselines[holds[row]]
-            if fed[row] == len(baseline.text.written_n):
+            if fed[row] == len(baseline.text.generated_n):
                 holds[row] = (holds[row] + 1) % len(texts)
                 baseline, fed[row], restarts = baselines[holds[row]], _EMPTY, restarts + 1
                 cache = driver.restart(cache, row, baseline.text.case)
@@ -147,10 +147,10 @@ def rows_come_and_go(trial: Trial) -> Check:
                 logits_rv, cache = driver.decode(cache, [baseline.text.case.prompt_s], [row])
                 fed[row] = 0
                 comparison.add(_at(baseline, 0), logits_rv, _row(row, holds), baseline.text.first)
-        going = [row for row in rows if fed[row] != len(texts[holds[row]].written_n)]
+        going = [row for row in rows if fed[row] != len(texts[holds[row]].generated_n)]
         if not going:
             continue
-        new = [int(texts[holds[row]].written_n[fed[row]]) for row in going]
+        new = [int(texts[holds[row]].generated_n[fed[row]]) for row in going]
         logits_rv, cache = driver.decode(cache, one_each(new), going)
         for i, row in enumerate(going):
             fed[row] += 1
@@ -183,7 +183,7 @@ def _pieces(tokens: Int64, begun: int, pattern: Sequence[int]) -> Iterator[tuple
 def _fed(trial: Trial, cache: Any, row: int, text: Text) -> tuple[Float32, Any]:
     step_rv, cache = trial.driver.decode(cache, [text.case.prompt_s], [row])
     logits = [step_rv]
-    for token in text.written_n:
+    for token in text.generated_n:
         step_rv, cache = trial.driver.decode(cache, one_each([token]), [row])
         logits.append(step_rv)
     return np.concatenate(logits), cache
@@ -200,7 +200,7 @@ def capacity(trial: Trial) -> Check:
     name, driver = "capacity", trial.driver
     baseline = trial.long
     text = baseline.text
-    if not len(text.written_n):
+    if not len(text.generated_n):
         return skipped(name, "the model has no room for tokens after its prompt")
     comparison = trial.comparison()
     place = partial(_place, trial, text)
@@ -282,8 +282,10 @@ def window(trial: Trial) -> Check:
                     comparison.add(expected, logits_rv[:, trial.columns], about, done - 1)
     if not comparison.compared:
         return skipped(name, "prompts are longer than twice the windows")
-    numbers = ", ".join(map(str, windows))
-    return comparison.check(name, f"pieces around windows of {numbers} give what all at once give")
+    sizes = ", ".join(map(str, windows))
+    return comparison.check(
+        name, f"pieces around windows of {sizes} give the same logits as one call"
+    )
 
 
 def _lengths(size: int, stop: int) -> list[int]:

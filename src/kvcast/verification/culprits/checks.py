@@ -55,11 +55,11 @@ def weights(
         )
     wrong, compared = {}, 0
     for name in sorted(stored.constants.keys() & expected.keys()):
-        numbers = stored.constants[name]()
-        if calibrated and numbers.bits == CALIBRATED_BITS:
+        values = stored.constants[name]()
+        if calibrated and values.bits == CALIBRATED_BITS:
             continue
         compared += 1
-        if words := difference(name, numbers, expected[name]):
+        if words := difference(name, values, expected[name]):
             wrong[name] = words
     if not compared:
         return Check(name=WEIGHTS, outcome="skipped", detail=_UNKNOWN)
@@ -74,10 +74,10 @@ def weights(
     )
 
 
-def programs(stored: Stored, written: Mapping[str, Program]) -> Check:
+def programs(stored: Stored, expected: Mapping[str, Program]) -> Check:
     """Compare programs in files with those that the family writes from the dimensions."""
-    known = sorted(stored.programs.keys() & written.keys())
-    found = {name: program_differences(stored.programs[name], written[name]) for name in known}
+    known = sorted(stored.programs.keys() & expected.keys())
+    found = {name: program_differences(stored.programs[name], expected[name]) for name in known}
     wrong = [words for several in found.values() for words in several or ()]
     if wrong:
         return Check(
@@ -87,7 +87,7 @@ def programs(stored: Stored, written: Mapping[str, Program]) -> Check:
     if not same:
         why = "were written by another version" if known else "cannot be read by operation"
         return Check(name=PROGRAMS, outcome="skipped", detail=f"the bundle's programs {why}")
-    steps = sum(len(written[name].steps) for name in same)
+    steps = sum(len(expected[name].steps) for name in same)
     detail = f"{steps} operations of {' and '.join(same)} are those of the model's dimensions"
     return Check(name=PROGRAMS, outcome="passed", detail=detail, measured={"operations": steps})
 

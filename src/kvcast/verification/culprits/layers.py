@@ -205,15 +205,15 @@ def _fed(
 
 def _by_position(array: Any, count: int) -> Sequence[Float32]:
     """Return [heads, d] of each position (axes may be in another order), or a whole state."""
-    numbers: Float32 = np.asarray(
+    values: Float32 = np.asarray(
         array.float().cpu() if hasattr(array, "cpu") else array, np.float32
     )
-    if numbers.ndim == len("hnhd"):
-        before, held, after, size = numbers.shape
-        numbers = numbers.swapaxes(1, 2).reshape(before * after, held, size)
-    if numbers.shape[1] != count:
-        return [numbers] * count
-    return [numbers[:, i] for i in range(count)]
+    if values.ndim == len("hnhd"):
+        before, held, after, size = values.shape
+        values = values.swapaxes(1, 2).reshape(before * after, held, size)
+    if values.shape[1] != count:
+        return [values] * count
+    return [values[:, i] for i in range(count)]
 
 
 def _error(is_: Float32, was: Float32) -> float:

@@ -39,10 +39,10 @@ def difference(name: str, stored: StoredValues, expected: NDArray[np.generic]) -
 
     `name` is the one in programs; tables of rotary angles are reported by their base.
     """
-    if stored.numbers.shape != expected.shape:
-        return f"has shape {stored.numbers.shape}, not {expected.shape}"
+    if stored.values.shape != expected.shape:
+        return f"has shape {stored.values.shape}, not {expected.shape}"
     actual, wanted = (
-        np.asarray(part, np.float32) for part in (stored.numbers, np.asarray(expected))
+        np.asarray(part, np.float32) for part in (stored.values, np.asarray(expected))
     )
     wrong = _wrong(stored, actual, wanted)
     count = int(wrong.sum())
@@ -200,10 +200,10 @@ _CACHE = re.compile(r"past_[a-z]+_(\d+)$")
 _TENSOR = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def program_differences(written: Program, expected: Program) -> list[str] | None:
+def program_differences(stored: Program, expected: Program) -> list[str] | None:
     """Describe different arguments; None if the operations differ."""
-    pairs = list(zip(written.steps, expected.steps, strict=False))
-    if len(written.steps) != len(expected.steps) or any(
+    pairs = list(zip(stored.steps, expected.steps, strict=False))
+    if len(stored.steps) != len(expected.steps) or any(
         one.operation != other.operation for one, other in pairs
     ):
         return None
@@ -221,28 +221,28 @@ def layer_of(step: Step) -> int | None:
     return None
 
 
-def _differences(written: Step, expected: Step) -> Iterator[str]:
+def _differences(stored: Step, expected: Step) -> Iterator[str]:
     layer = layer_of(expected)
     place = expected.operation + ("" if layer is None else f" of layer {layer}")
-    for name, is_, was in _arguments(written, expected):
+    for name, is_, was in _arguments(stored, expected):
         if not _same(is_, was):
             yield f"{place}: {name} is {_shown(is_)}, not {_shown(was)}"
 
 
-def _arguments(written: Step, expected: Step) -> Iterator[tuple[str, Any, Any]]:
+def _arguments(stored: Step, expected: Step) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each argument, and both values."""
     known, count = (
         _NAMES.get(expected.operation, ()),
-        max(len(written.arguments), len(expected.arguments)),
+        max(len(stored.arguments), len(expected.arguments)),
     )
     for i in range(count):
         name = known[i].replace("_", " ") if i < len(known) else f"argument {i}"
         is_, was = (
-            step.arguments[i] if i < len(step.arguments) else None for step in (written, expected)
+            step.arguments[i] if i < len(step.arguments) else None for step in (stored, expected)
         )
         yield name, is_, was
-    for name in sorted(written.keywords.keys() | expected.keywords.keys()):
-        yield name, written.keywords.get(name), expected.keywords.get(name)
+    for name in sorted(stored.keywords.keys() | expected.keywords.keys()):
+        yield name, stored.keywords.get(name), expected.keywords.get(name)
 
 
 def _same(one: Any, other: Any) -> bool:

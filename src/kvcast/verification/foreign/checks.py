@@ -50,7 +50,7 @@ class ForeignTrial(Trial):
         text = self.baselines[0].text
         orders = [np.random.default_rng(self.seed + i) for i in range(ROWS)]
         return [
-            self.baseline(text.with_tokens(order.permutation(text.written_n))) for order in orders
+            self.baseline(text.with_tokens(order.permutation(text.generated_n))) for order in orders
         ]
 
 
@@ -76,7 +76,7 @@ def window(trial: ForeignTrial) -> Check:
     expected = trial.oracle.expected(text, trial.columns)
     past = WholeLogits(expected.logits_nv[begun:]) if isinstance(expected, WholeLogits) else None
     if past is None:
-        return skipped("window", "the reference knows no whole texts")
+        return skipped("window", "the reference has no whole texts")
     comparison = trial.comparison(trial.tolerance.reference)
     about = f"past a window of {windows[0]}"
     comparison.add(past, trial.long.stepped.logits_nv[begun:], about, text.first + begun)
@@ -184,7 +184,7 @@ def _length(trial: ForeignTrial) -> int:
 
 def _held(trial: ForeignTrial, text: Text) -> Iterator[int]:
     cache = trial.driver.cache([text.case], len(text))
-    for tokens in (text.case.prompt_s, *one_each(text.written_n)):
+    for tokens in (text.case.prompt_s, *one_each(text.generated_n)):
         _, cache = trial.driver.decode(cache, [tokens])
         yield trial.model.held_bytes()
 

@@ -112,7 +112,7 @@ class OnnxDecoder(ForeignModel):
         shared = self._files.shared
         total, repeated = self._weights()
         moved = self._graph.copies(shared=shared, sizes=sizes)
-        least = min(numbers * size for numbers, size in sizes.values())
+        least = min(count * size for count, size in sizes.values())
         return StepWork(
             caches={name: how for name, (how, _) in self._graph.ways(shared=shared).items()},
             moved=moved,

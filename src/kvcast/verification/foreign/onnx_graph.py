@@ -119,8 +119,8 @@ class DecoderGraph:
         crossed = {end.past for end in self.caches if end.crossed}
         for name, (how, operator) in self.ways(shared=shared).items():
             if how == "copied" and name not in crossed:
-                numbers, size = sizes[name]
-                found.setdefault(operator, []).append(numbers * size)
+                count, size = sizes[name]
+                found.setdefault(operator, []).append(count * size)
         return [
             Movement(operator=operator, count=len(each), fixed=sum(each), per_position=sum(each))
             for operator, each in found.items()
@@ -274,7 +274,7 @@ def movements(
     `profile` runs a step over a number of positions; `lengths` are two of these; `least` is bytes a
     position; `also` names further operators, whose results contain caches.
     """
-    few, many = (_written(profile(length)) for length in lengths)
+    few, many = (_output_bytes(profile(length)) for length in lengths)
     found: dict[str, list[tuple[int, int]]] = {}
     for name, (operator, more) in many.items():
         if operator not in (*_COPYING, *also) or name not in few:
@@ -293,7 +293,7 @@ def movements(
     ]
 
 
-def _written(path: Path) -> Mapping[str, tuple[str, int]]:
+def _output_bytes(path: Path) -> Mapping[str, tuple[str, int]]:
     written: dict[str, tuple[str, int]] = {}
     for event in json.loads(path.read_text(encoding="utf-8")):
         name, about = str(event.get("name", "")), event.get("args") or {}
