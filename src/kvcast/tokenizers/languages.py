@@ -91,7 +91,8 @@ class Languages:
         others = len(self.tokens) - len(near)
         beside = f" and {others} more" if others else ""
         raise UsageError(
-            f"the model does not support language {language[:40]!r}: it has {', '.join(near)}{beside}"
+            f"the model does not support language {language[:40]!r}: "
+            f"it has {', '.join(near)}{beside}"
         )
 
 
