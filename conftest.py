@@ -138,10 +138,7 @@ def _memory_of_other_modules() -> None:
 
 
 _T5GEMMA2 = replace(
-    T5GEMMA2,
-    vocab_size=300,
-    source_vocab_size=300,
-    decoder=replace(T5GEMMA2.decoder, positions=32),
+    T5GEMMA2, vocab_size=300, source_vocab_size=300, decoder=replace(T5GEMMA2.decoder, positions=32)
 )
 _SUBJECTS = {
     "whisper": (SMALL, speech),

@@ -11,17 +11,8 @@ from numpy.typing import NDArray
 from kvcast.audio.decode import ArrayAudio, AudioSource
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part
-from kvcast.audio.vad import (
-    BLOCK,
-    Change,
-    Endpoints,
-    SpeechOnly,
-    find_speech,
-    speech_parts,
-)
-from kvcast.audio.vad import (
-    Loudness as RoomLoudness,
-)
+from kvcast.audio.vad import BLOCK, Change, Endpoints, SpeechOnly, find_speech, speech_parts
+from kvcast.audio.vad import Loudness as RoomLoudness
 from kvcast.errors import InputOutputError, UsageError
 
 RATE = 16_000

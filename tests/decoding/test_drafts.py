@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.dimensions import (
-    GEMMA3,
-    GRANITE4,
-    LFM2,
-    LLAMA,
-    MISTRAL,
-    MIXED,
-    QWEN3_5,
-    SIMBERT,
-    SMALL_T5,
-)
+from kit.dimensions import GEMMA3, GRANITE4, LFM2, LLAMA, MISTRAL, MIXED, QWEN3_5, SIMBERT, SMALL_T5
 from kit.letters import Letters
 from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime

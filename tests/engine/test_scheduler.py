@@ -36,10 +36,7 @@ class Outcome:
 
 
 def run(
-    script: Script,
-    strategy: Strategy,
-    prompts: Sequence[Sequence[int]] = ((4, 3),),
-    **options: Any,
+    script: Script, strategy: Strategy, prompts: Sequence[Sequence[int]] = ((4, 3),), **options: Any
 ) -> tuple[Outcome, ScriptedRuntime]:
     runtime = ScriptedRuntime(script)
     requests = [

@@ -219,10 +219,7 @@ MANY = settings(
     deadline=None, max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 RANDOM = given(
-    arrivals=ARRIVALS,
-    rows=st.integers(3, ROWS),
-    inputs=st.integers(1, 3),
-    chunk=st.integers(0, 2),
+    arrivals=ARRIVALS, rows=st.integers(3, ROWS), inputs=st.integers(1, 3), chunk=st.integers(0, 2)
 )
 
 

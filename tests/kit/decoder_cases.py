@@ -262,19 +262,13 @@ CASES = {
         "lfm2",
         {**TWO, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
-    "qwen 3.5": (
-        "qwen3_5_text",
-        _DELTA_NETS,
-    ),
+    "qwen 3.5": ("qwen3_5_text", _DELTA_NETS),
     "gemma 4 whose layers share caches": (
         "gemma4_text",
         {
             **_GEMMA_4,
             "num_hidden_layers": 5,
-            "layer_types": [
-                "sliding_attention",
-                *(["sliding_attention", "full_attention"] * 2),
-            ],
+            "layer_types": ["sliding_attention", *(["sliding_attention", "full_attention"] * 2)],
             "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 8,
@@ -338,10 +332,7 @@ CASES = {
             "residual_multiplier": 0.4,
         },
     ),
-    "bamba": (
-        "bamba",
-        {**TWO, **_STATE_SPACES, "attn_layer_indices": [1], "mlp_bias": True},
-    ),
+    "bamba": ("bamba", {**TWO, **_STATE_SPACES, "attn_layer_indices": [1], "mlp_bias": True}),
     "granite 4": (
         "granitemoehybrid",
         {
@@ -451,13 +442,7 @@ LAYER_NORM_CASES = {
     ),
     "cohere": (
         "cohere",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "logit_scale": 0.5,
-            "layer_norm_eps": 0.01,
-            "use_qk_norm": True,
-        },
+        {**TWO, "hidden_size": 64, "logit_scale": 0.5, "layer_norm_eps": 0.01, "use_qk_norm": True},
     ),
     "cohere 2": (
         "cohere2",
@@ -579,10 +564,7 @@ LAYER_NORM_CASES = {
             "num_ln_in_parallel_attn": 1,
         },
     ),
-    "nemotron": (
-        "nemotron",
-        {**TWO, "attention_bias": True, "mlp_bias": True, "norm_eps": 0.01},
-    ),
+    "nemotron": ("nemotron", {**TWO, "attention_bias": True, "mlp_bias": True, "norm_eps": 0.01}),
     "nemotron with a tied head": (
         "nemotron",
         {

@@ -64,15 +64,7 @@ CROSS_BIASED_T5 = replace(
 )
 
 CONFORMER = Conformer(
-    n_mels=16,
-    width=32,
-    inner=48,
-    heads=4,
-    layers=1,
-    kernel=5,
-    channels=8,
-    halvings=2,
-    positions=30,
+    n_mels=16, width=32, inner=48, heads=4, layers=1, kernel=5, channels=8, halvings=2, positions=30
 )
 CANARY = CanaryDimensions(
     architecture="canary",
@@ -87,12 +79,7 @@ CANARY = CanaryDimensions(
     projected=True,
 )
 CTC = ParakeetDimensions(
-    architecture="parakeet_ctc",
-    encoder=CONFORMER,
-    tokens=300,
-    blank=299,
-    width=32,
-    vocab_size=300,
+    architecture="parakeet_ctc", encoder=CONFORMER, tokens=300, blank=299, width=32, vocab_size=300
 )
 TDT = replace(
     CTC,

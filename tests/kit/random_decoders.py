@@ -36,10 +36,7 @@ def configuration(model):
     }
     if kind in SIGHTS:
         of_text = transformers.AutoConfig.for_model(kind).get_text_config().model_type
-        fields = {
-            "text_config": {**fields, "model_type": of_text},
-            "vision_config": SIGHTS[kind],
-        }
+        fields = {"text_config": {**fields, "model_type": of_text}, "vision_config": SIGHTS[kind]}
     return transformers.AutoConfig.for_model(kind, **fields, attn_implementation="eager")
 
 

@@ -8,10 +8,7 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_la
 _LLAVA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 _QWEN = {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
 SEEING_CASES = {
-    "qwen 2 vl": (
-        "qwen2_vl",
-        {**TWO, **_WINDOWS, "hidden_size": 64, "rope_parameters": _WHOLE},
-    ),
+    "qwen 2 vl": ("qwen2_vl", {**TWO, **_WINDOWS, "hidden_size": 64, "rope_parameters": _WHOLE}),
     "qwen 2.5 vl": (
         "qwen2_5_vl",
         {
@@ -56,10 +53,7 @@ SEEING_CASES = {
         "glm4v",
         {**TWO, "hidden_size": 64, "rope_parameters": _WHOLE, "hidden_act": "gelu"},
     ),
-    "exaone 4.5": (
-        "exaone4_5",
-        {**TWO, "sliding_window": WINDOW, "sliding_window_pattern": 2},
-    ),
+    "exaone 4.5": ("exaone4_5", {**TWO, "sliding_window": WINDOW, "sliding_window_pattern": 2}),
     "lfm 2 vl": ("lfm2_vl", {**TWO, "layer_types": ["conv", "full_attention"]}),
     "internvl": ("internvl", {**TWO, "hidden_size": 64}),
     "llava next": ("llava_next", TWO),

@@ -50,11 +50,7 @@ def test_a_compiler_that_fails_is_asked_once(
 
 @pytest.mark.parametrize(
     ("sets", "onnx", "expected"),
-    [
-        (["avx2", "plain"], True, "native"),
-        (["plain"], True, "onnx"),
-        (["plain"], False, "native"),
-    ],
+    [(["avx2", "plain"], True, "native"), (["plain"], True, "onnx"), (["plain"], False, "native")],
 )
 def test_kernels_of_any_processor_run_where_nothing_is_faster(
     sets: list[str], onnx: bool, expected: str, monkeypatch: pytest.MonkeyPatch

@@ -25,11 +25,7 @@ from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from verification.faults import Around, KeepsEarlierInput
 
-EXAMPLES = [
-    8,
-    pytest.param(20, marks=pytest.mark.slow),
-    pytest.param(400, marks=pytest.mark.soak),
-]
+EXAMPLES = [8, pytest.param(20, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.soak)]
 EXAMPLES_OF_INT8 = [
     4,
     pytest.param(15, marks=pytest.mark.slow),

@@ -24,10 +24,10 @@ BEHAVIOURS: Mapping[str, Named] = {
         "rows-come-and-go": (),
     },
     "cross cache of another load": {
-        "teacher-forced": ("input 1", "they are those of input 0", "layer 0's cross key"),
+        "teacher-forced": ("input 1", "they are those of input 0", "layer 0's cross key")
     },
     "swapped beams": {
-        "beams": ("beam 0, which continues beam 1", "what follows the past of beam 0"),
+        "beams": ("beam 0, which continues beam 1", "what follows the past of beam 0")
     },
     "one layer's key missing": {
         "layers": ("keys of layer 1 are zeros", "not written"),

@@ -7,11 +7,7 @@ import jsonschema
 import pytest
 
 from kit.foreign_models import T5, Llama, write_checkpoint
-from kit.foreign_onnx import (
-    write_genai_llama,
-    write_optimum_llama,
-    write_optimum_t5,
-)
+from kit.foreign_onnx import write_genai_llama, write_optimum_llama, write_optimum_t5
 from kvcast.cli import main
 from verification.test_verification_report import SCHEMA
 

@@ -8,11 +8,7 @@ import onnx
 import pytest
 
 from kit.foreign_models import T5, Llama, write_checkpoint
-from kit.foreign_onnx import (
-    write_genai_llama,
-    write_optimum_llama,
-    write_optimum_t5,
-)
+from kit.foreign_onnx import write_genai_llama, write_optimum_llama, write_optimum_t5
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.reference import NativeReference

@@ -23,9 +23,7 @@ LEAST = {"int8": 50, "three layers of four": 5, "ngram": 2}
 
 
 @pytest.fixture(
-    scope="module",
-    params=[slow(1), soak(10)],
-    ids=lambda minutes: f"{minutes} minutes",
+    scope="module", params=[slow(1), soak(10)], ids=lambda minutes: f"{minutes} minutes"
 )
 def minutes(request: pytest.FixtureRequest) -> int:
     return request.param

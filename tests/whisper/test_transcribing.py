@@ -123,10 +123,7 @@ def test_a_multilingual_model_detects_the_language_once(recordings):
     assert runtime.encoded == 2
 
 
-@pytest.mark.parametrize(
-    ("runtime", "quantize"),
-    [("native", "int8"), slow("onnx", "none")],
-)
+@pytest.mark.parametrize(("runtime", "quantize"), [("native", "int8"), slow("onnx", "none")])
 def test_recordings_in_a_batch_are_transcribed_as_alone(runtime, quantize, load, recordings):
     model = load("demo", runtime=runtime, quantize=quantize)
     several = [recordings[name] for name in ("005", "two windows", "004")]

@@ -66,25 +66,14 @@ def test_real_speech(runtime, options, load, oracle, recordings):
 
 @pytest.mark.parametrize(
     ("runtime", "options"),
-    [
-        soak("eager", {}),
-        soak("onnx", UNTIMED),
-        slow("onnx", ALONE),
-        soak("onnx", BEAMS | ALONE),
-    ],
+    [soak("eager", {}), soak("onnx", UNTIMED), slow("onnx", ALONE), soak("onnx", BEAMS | ALONE)],
     ids=str,
 )
 def test_speech_with_40_seconds_of_silence_inside(runtime, options, load, oracle, recordings):
     assert_equal("demo", runtime, load, oracle, recordings, "pauses", options)
 
 
-@pytest.mark.parametrize(
-    ("recording", "seconds"),
-    [
-        slow("beginning", 75),
-        soak("spoken", 180),
-    ],
-)
+@pytest.mark.parametrize(("recording", "seconds"), [slow("beginning", 75), soak("spoken", 180)])
 def test_minutes_of_speech(recording, seconds, load, oracle, recordings):
     segments = assert_equal("demo", "onnx", load, oracle, recordings, recording, {})
     assert segments[-1].end > seconds

@@ -134,13 +134,7 @@ def expected(load, recordings) -> list[Any]:
 
 # Compiling takes a minute each, and test_alignment.py has the same graphs of small models.
 @pytest.mark.parametrize(
-    "runtime",
-    [
-        slow("native"),
-        soak("eager"),
-        soak("aoti"),
-        soak("executorch"),
-    ],
+    "runtime", [slow("native"), soak("eager"), soak("aoti"), soak("executorch")]
 )
 def test_other_runtimes_place_words_as_onnx_runtime_does(runtime, expected, load, recordings):
     words = words_of(load("demo", runtime=runtime, quantize="none"), recordings["two windows"])

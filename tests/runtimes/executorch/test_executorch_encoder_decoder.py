@@ -11,15 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kit.dimensions import EXECUTORCH, MIXED, SHALLOW
-from kit.models import (
-    NEEDED,
-    SPECIAL_TOKENS,
-    bundle,
-    encoded,
-    opened,
-    speech,
-    text,
-)
+from kit.models import NEEDED, SPECIAL_TOKENS, bundle, encoded, opened, speech, text
 from kvcast.bundle.manifest import MANIFEST, read_bundle
 from kvcast.bundle.packages import read_on_trust
 from kvcast.engine.requests import Input, Prompt
@@ -32,10 +24,7 @@ from verification.subjects import assert_caches_are_right
 
 _CLOSE = 1e-3
 _PROMPT = np.array([[3, 1, 4], [1, 5, 9]])
-_SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {
-    "whisper": speech,
-    "t5": text,
-}
+_SOURCES: dict[str, Callable[[int, int], Sequence[NDArray[Any]]]] = {"whisper": speech, "t5": text}
 
 
 @pytest.fixture(params=["whisper", T5])

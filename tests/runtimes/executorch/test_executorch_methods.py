@@ -75,15 +75,7 @@ def _calls(plan: Any) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "whisper",
-        T5,
-        DECODER,
-        UNILM,
-    ],
-)
+@pytest.mark.parametrize("name", ["whisper", T5, DECODER, UNILM])
 def test_a_step_copies_no_cache_and_projects_none(name: str) -> None:
     plan = _plan(name)
     values = [value.val for value in plan.values]

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from kvcast.errors import LibraryMissingError
 from kvcast.runtimes.native.interpreter import planned
-from kvcast.runtimes.native.library import (
-    Format,
-    Machine,
-    aligned,
-    instruction_sets,
-    rounded_bytes,
-)
+from kvcast.runtimes.native.library import Format, Machine, aligned, instruction_sets, rounded_bytes
 from kvcast.runtimes.native.opcodes import Activation, Operation, bits
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.stored_matrices import FileRows

@@ -222,10 +222,7 @@ def test_neither_chunks_nor_a_rings_capacity_change_a_bit(
     # A cache holds what it holds, so later chunks find it as the past.
     pasts = [
         np.concatenate([past, written[0][:, length:].swapaxes(0, 1)])
-        for past, written in (
-            (ring.past_keys[0], all_keys),
-            (ring.past_values[0], all_values),
-        )
+        for past, written in ((ring.past_keys[0], all_keys), (ring.past_values[0], all_values))
     ]
     for cache, linear_cache in ((keys, all_keys), (values, all_values)):
         slots = np.array(kept) % ring.capacity

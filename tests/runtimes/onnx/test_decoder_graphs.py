@@ -9,17 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from kit.dimensions import (
-    COHERE2,
-    DECODERS,
-    GEMMA3,
-    LLAMA,
-    MISTRAL,
-    MIXTRAL,
-    NEOX,
-    QWEN2,
-    ROFORMER,
-)
+from kit.dimensions import COHERE2, DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, NEOX, QWEN2, ROFORMER
 from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
