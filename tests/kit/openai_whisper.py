@@ -3,6 +3,7 @@
 Its tokenizers are also rewritten as tokenizer.json files.
 """
 
+import importlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from whisper.model import ModelDimensions, disable_sdpa
@@ -102,13 +104,13 @@ class Oracle:
         """
         key = repr((name, sorted(options.items())))
         if key not in self._transcripts:
-            theirs = _renamed_options(options)
+            theirs = renamed_options(options)
             transcript = self._model.transcribe(
                 torch.from_numpy(samples), fp16=False, verbose=None, **theirs
             )
-            heard = [s for s in transcript["segments"] if not _is_silent(samples, s["seek"])]
-            transcript["segments"] = ending_with_sound(
-                heard, len(samples) // 160, theirs["clip_timestamps"]
+            spoken = [s for s in transcript["segments"] if not _is_silent(samples, s["seek"])]
+            transcript["segments"] = ending_with_audio(
+                spoken, len(samples) // 160, theirs["clip_timestamps"]
             )
             self._transcripts[key] = transcript
         return self._transcripts[key]
@@ -118,7 +120,7 @@ def _is_silent(samples: np.ndarray, seek: int) -> bool:
     return not samples[160 * seek : 160 * (seek + 3000)].any()
 
 
-def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     theirs = dict(options)
     beam = theirs.pop("beam", 1)
     start, end = theirs.pop("clip_start", 0.0), theirs.pop("clip_end", None)
@@ -127,6 +129,23 @@ def _renamed_options(options: Mapping[str, Any]) -> dict[str, Any]:
     theirs["without_timestamps"] = not theirs.pop("timestamps", True)
     theirs["sample_len"] = theirs.pop("max_new_tokens", None)
     return theirs
+
+
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run its alignment without Numba's compiler, which is slow and warns."""
+    timing = importlib.import_module("whisper.timing")
+    for name in ("dtw_cpu", "backtrace"):
+        monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
+
+
+def is_ordered(segments: list[dict[str, Any]]) -> bool:
+    """Return whether words follow each other within their segments."""
+    times = [t for s in segments for w in s["words"] for t in (w["start"], w["end"])]
+    return times == sorted(times) and all(
+        s["start"] <= s["words"][0]["start"] and s["words"][-1]["end"] <= s["end"]
+        for s in segments
+        if s["words"]
+    )
 
 
 def openai_model(
@@ -185,7 +204,7 @@ def _without_key_biases(programs: TorchModel) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def ending_with_sound(
+def ending_with_audio(
     segments: Sequence[dict[str, Any]], content_frames: int, clips: Sequence[float] = (0.0,)
 ) -> list[dict[str, Any]]:
     """Segments with text, of clips as `clip_timestamps` has them."""

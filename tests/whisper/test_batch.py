@@ -41,6 +41,12 @@ class PacedRequest(Request):
         return Continuations([0], [0], [0]) if self.left else OVER
 
 
+def result(*tokens: int, **changes: Any) -> DecodingResult:
+    usual = {"avg_logprob": 0.0, "no_speech_prob": 0.0, "temperature": 0.0}
+    options = usual | {"compression_ratio": 1.0} | changes
+    return DecodingResult(language="en", tokens=tokens, text="", **options)
+
+
 @dataclass
 class PacedDecoder:
     """A window's text and number of steps follow from its place."""
@@ -59,15 +65,8 @@ class PacedDecoder:
         yield PacedRequest(window, 1 + first * 7 // 100 % 5)
         doubtful = first % 3 == 0 and options.temperature == 0
         tokens = (BEGIN, 1000 + first % 1000, BEGIN + 50, BEGIN + 50, 50 + length % 100)
-        return DecodingResult(
-            language="en",
-            tokens=tokens,
-            text="",
-            avg_logprob=-2.0 if doubtful else -0.1,
-            no_speech_prob=0.0,
-            temperature=options.temperature,
-            compression_ratio=1.0,
-        )
+        avg_logprob = -2.0 if doubtful else -0.1
+        return result(*tokens, avg_logprob=avg_logprob, temperature=options.temperature)
 
 
 ATTEMPTS = [DecodingOptions(temperature=t) for t in (0.0, 0.4)]
@@ -116,9 +115,8 @@ def test_without_a_batch_recordings_follow_one_another():
     first, second = together(recordings, None, decoder)
     assert list(first) == alone(4000, None)
     assert list(second) == alone(5000, None)
-    assert {segment.seek for segment in alone(4000, None)} != {
-        segment.seek for segment in alone(4000)
-    }
+    in_turn, batched = ({s.seek for s in alone(4000, batch)} for batch in (None, 1))
+    assert in_turn != batched
 
 
 def test_recordings_may_be_taken_in_any_order_and_by_turns():
@@ -141,9 +139,8 @@ class Damaged(NumberedWindows):
 def test_an_error_of_one_recording_is_its_own(batch: int | None):
     damaged = Damaged(15_000)
     decoder = PacedDecoder(batch or 1)
-    first, second, third = together(
-        [NumberedWindows(8000), damaged, NumberedWindows(9000)], batch, decoder
-    )
+    recordings = [NumberedWindows(8000), damaged, NumberedWindows(9000)]
+    first, second, third = together(recordings, batch, decoder)
     assert list(first) == alone(8000, batch)
     with pytest.raises(InputOutputError, match="damaged"):
         list(second)
@@ -205,10 +202,28 @@ def test_an_impossible_batch_is_refused_in_one_line(batch: Any):
     assert "\n" not in str(error.value)
 
 
-def chunks(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> list[ChunkWindow]:
+@dataclass
+class Recording:
+    """A recording without silence; places that are negative are pauses."""
+
+    audio_mt: np.ndarray
+
+    def window(self, seek: int, end: int | None = None) -> Float32:
+        found_mt = np.zeros((2, 3000), np.float32)
+        part_mt = self.audio_mt[:, seek : seek + 3000 if end is None else min(end, seek + 3000)]
+        found_mt[:, : part_mt.shape[1]] = part_mt
+        return found_mt
+
+    def is_silent(self, seek: int, end: int) -> bool:
+        return False
+
+
+def chunks(
+    recording: Recording, clip: tuple[int, int], joints: Sequence[int] = ()
+) -> list[ChunkWindow]:
     cut, (seek, end) = [], clip
     while seek < end:
-        cut.append(cut_first_chunk(sound, (seek, end), joints))
+        cut.append(cut_first_chunk(recording, (seek, end), joints))
         seek = cut[-1].end
     return cut
 
@@ -219,22 +234,10 @@ def chunks(sound: Any, clip: tuple[int, int], joints: Sequence[int] = ()) -> lis
 )
 def test_chunks_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: list[int]):
     start, end = clip[0], clip[0] + clip[1]
-    sound_mt = np.ones((2, 16_000), np.float32)
+    audio_mt = np.ones((2, 16_000), np.float32)
     for pause in pauses:
-        sound_mt[:, pause : pause + 40] = -1
-
-    class Sound:
-        def window(self, seek: int, end: int | None = None) -> Float32:
-            assert end is not None
-            found_mt = np.zeros((2, 3000), np.float32)
-            part_mt = sound_mt[:, seek : min(end, seek + 3000)]
-            found_mt[:, : part_mt.shape[1]] = part_mt
-            return found_mt
-
-        def is_silent(self, seek: int, end: int) -> bool:
-            return False
-
-    cut = chunks(Sound(), (start, end))
+        audio_mt[:, pause : pause + 40] = -1
+    cut = chunks(Recording(audio_mt), (start, end))
     assert [chunk.first for chunk in cut] == [start, *(chunk.end for chunk in cut[:-1])]
     assert cut[-1].end == end
     for chunk in cut:
@@ -243,25 +246,22 @@ def test_chunks_have_no_gaps_and_fill_windows(clip: tuple[int, int], pauses: lis
         assert len(cut) == 1 or chunk.end - chunk.first >= 800
         np.testing.assert_array_equal(
             chunk.window(chunk.first)[:, : chunk.end - chunk.first],
-            sound_mt[:, chunk.first : chunk.end],
+            audio_mt[:, chunk.first : chunk.end],
         )
         assert not chunk.window(chunk.first)[:, chunk.end - chunk.first :].any()
         later = chunk.window(chunk.end - 1, chunk.end)
-        np.testing.assert_array_equal(later[:, 0], sound_mt[:, chunk.end - 1])
+        np.testing.assert_array_equal(later[:, 0], audio_mt[:, chunk.end - 1])
         assert not later[:, 1:].any()
 
 
 def test_a_recording_is_cut_first_where_something_was_left_out():
-    class Sound:
+    class PausesAnywhere(Recording):
         def window(self, seek: int, end: int | None = None) -> Float32:
             window_mt = np.ones((2, 3000), np.float32)
             window_mt[:, 2600:2640] = -1  # of every window, so quiet places are elsewhere
             return window_mt
 
-        def is_silent(self, seek: int, end: int) -> bool:
-            return False
-
-    cut = chunks(Sound(), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
+    cut = chunks(PausesAnywhere(np.empty(0)), (0, 9000), joints=(500, 2050, 2250, 5010, 8500))
     assert [chunk.end for chunk in cut] == [2250, 5010, *(chunk.end for chunk in cut[2:])]
     assert all(chunk.end not in (500, 2050, 8500) for chunk in cut)
     assert not cut[0].window_mt[:, 2250:].any()
@@ -275,19 +275,6 @@ def test_a_window_is_cut_in_its_last_pause():
     assert 2100 <= quiet_frame(window_mt, 1800, 2500) < 2150
     window_mt[:, 2600:2650] = 0.5  # quieter than words, and far louder than a pause
     assert 2100 <= quiet_frame(window_mt, 1800, 2800) < 2150
-
-
-def result(*tokens: int, complete: bool = True) -> DecodingResult:
-    return DecodingResult(
-        language="en",
-        tokens=tokens,
-        text="",
-        avg_logprob=0.0,
-        no_speech_prob=0.0,
-        temperature=0.0,
-        compression_ratio=1.0,
-        complete=complete,
-    )
 
 
 def test_a_text_that_has_ended_ends_with_its_chunk():
@@ -306,14 +293,9 @@ def test_segments_that_begin_in_a_chunk_are_finished_in_it():
     assert options.latest_start == 24
     eot = tokenizer().eot
     *_, rule = options.filters(tokenizer())
-    generated_rn = np.array(
-        [
-            [BEGIN, 50, BEGIN + 1200, BEGIN + 1200],
-            [BEGIN, 50, BEGIN + 1201, BEGIN + 1201],
-            [BEGIN, 50, 51, BEGIN + 1200],
-            [BEGIN, 50, 51, 52],
-        ]
-    )
+    latest, after = BEGIN + 1200, BEGIN + 1201
+    ends = [(latest, latest), (after, after), (51, latest), (51, 52)]
+    generated_rn = np.array([(BEGIN, 50, *end) for end in ends])
     logits_rv = np.zeros((4, 51864), np.float32)
     rule.apply(logits_rv, generated_rn)
     assert np.isneginf(logits_rv[:, eot]).tolist() == [True, False, False, False]

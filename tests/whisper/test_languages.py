@@ -41,15 +41,6 @@ def test_languages_are_detected_with_probabilities(model, recordings):
         assert set(detected.probabilities) == set(model.languages)
 
 
-def test_silent_windows_are_passed_over(model, recordings):
-    quiet = np.zeros(WINDOW, np.float32)
-    assert model.detect_language(quiet).windows == 1  # there is no more
-    detected = model.detect_language(np.concatenate([quiet, recordings["german"]]))
-    assert (detected.language, detected.windows) == ("de", 1)
-    transcription = model.transcribe(np.concatenate([quiet, recordings["german"]]), temperature=0.0)
-    assert transcription.language == "de"
-
-
 @pytest.mark.parametrize("batch", [None, soak(2)])
 def test_each_window_of_a_mixed_recording_is_in_its_language(batch, model, mixed):
     transcription = model.transcribe(mixed, multilingual=True, temperature=0.0, batch=batch)
@@ -87,15 +78,6 @@ def test_a_turn_within_windows_is_in_its_language(batch, load):
     assert "In the afternoon the wind became stronger" in last
     spoken = [segment for segment in segments if segment.language == "de"]
     assert (spoken[0].start, spoken[-1].end) == pytest.approx((14.7, 40.8), abs=1)
-
-
-def test_one_language_is_decoded_as_if_passed(recordings, load):
-    model = load("demo-base")
-    several, given = (
-        list(model.transcribe(recordings["two windows"], temperature=0.0, **options))
-        for options in ({"multilingual": True}, {"language": "en"})
-    )
-    assert several == given
 
 
 def test_the_command_prints_the_language(capsys):

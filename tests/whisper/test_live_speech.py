@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import jiwer
 import numpy as np
 import pytest
+from test_accuracy import words
 
 import kvcast
 from kit.far import FINDS_THIS
@@ -25,11 +25,6 @@ TRUTHS = {
     "spoken": SPOKEN,
 }
 MEGABYTE = 1 << 20
-
-
-def words(text: str) -> str:
-    plain = re.sub(r"\bmr\b\.?", "mister", text.lower())
-    return " ".join(re.sub(r"[^a-z' ]", " ", plain).split())
 
 
 def heard_live(model: kvcast.WhisperModel, samples: Samples, piece: float, **options) -> str:

@@ -1,6 +1,6 @@
 """Rejected results, repetitions and hallucinations."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,22 +15,10 @@ from kvcast.whisper.requests import Repetition, repetition, without_repetition
 from kvcast.whisper.word_timestamps import Span, Window, end_of_speech
 
 
-def result(
-    avg_logprob: float = -0.3,
-    compression_ratio: float = 1.5,
-    no_speech_prob: float = 0.1,
-    temperature: float = 0.0,
-    repetition: str | None = None,
-) -> DecodingResult:
+def result(**changes: Any) -> DecodingResult:
+    usual = {"avg_logprob": -0.3, "compression_ratio": 1.5, "no_speech_prob": 0.1}
     return DecodingResult(
-        language="en",
-        tokens=(1,),
-        text="a",
-        avg_logprob=avg_logprob,
-        no_speech_prob=no_speech_prob,
-        temperature=temperature,
-        compression_ratio=compression_ratio,
-        repetition=repetition,
+        language="en", tokens=(1,), text="a", temperature=0.0, **(usual | changes)
     )
 
 
@@ -65,16 +53,24 @@ def test_a_rejection_says_why(decoded: DecodingResult, reason: str | None):
 EOT = 1000
 BEGIN = 2000
 LINE = list(range(12))
+STAMPED = [BEGIN, *LINE, BEGIN + 1]
 
 
-def repeated(tokens: Sequence[int]) -> Repetition | None:
-    return repetition(tokens, EOT)
-
-
-def test_four_copies_and_48_tokens_are_a_repetition():
-    assert repeated(LINE * 4) == Repetition(begin=0, end=12, copies=4)
-    assert repeated([7] * 48) == Repetition(begin=0, end=1, copies=48)
-    assert repeated([20, 21, *LINE * 4]) == Repetition(begin=2, end=14, copies=4)
+@pytest.mark.parametrize(
+    ("spoken", "found"),
+    [
+        (LINE * 4, (0, 12, 4)),
+        ([7] * 48, (0, 1, 48)),
+        ([20, 21, *LINE * 4], (2, 14, 4)),
+        # A last copy may be unfinished.
+        (LINE * 4 + LINE[:5], (0, 12, 4)),
+        ([5, 6] * 24 + [5], (0, 2, 24)),
+        # Timestamps between copies do not hide them.
+        ([BEGIN, 20, 21, BEGIN + 5, *STAMPED * 6], (5, 17, 6)),
+    ],
+)
+def test_four_copies_and_48_tokens_are_a_repetition(spoken: list[int], found: tuple[int, ...]):
+    assert repetition(spoken, EOT) == Repetition(*found)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +87,7 @@ def test_four_copies_and_48_tokens_are_a_repetition():
     ],
 )
 def test_less_is_none(spoken: list[int]):
-    assert repeated(spoken) is None
-
-
-def test_a_last_copy_may_be_unfinished():
-    assert repeated(LINE * 4 + LINE[:5]) == Repetition(begin=0, end=12, copies=4)
-    assert repeated([5, 6] * 24 + [5]) == Repetition(begin=0, end=2, copies=24)
-
-
-def test_timestamps_between_copies_do_not_hide_them():
-    spoken = [token for i in range(6) for token in (BEGIN + i, *LINE, BEGIN + i + 1)]
-    again = repeated([BEGIN, 20, 21, BEGIN + 5, *spoken])
-    assert again == Repetition(begin=5, end=17, copies=6)
+    assert repetition(spoken, EOT) is None
 
 
 @given(
@@ -115,7 +100,7 @@ def test_whatever_is_found_is_there(before, copy, copies, stamps):
     tokens = before + copy * copies
     for place in stamps:
         tokens.insert(place, BEGIN + 5)
-    again = repeated(tokens)
+    again = repetition(tokens, EOT)
     if copies >= 4 and len(copy) * copies >= 48:
         assert again is not None
     if again is None:
@@ -129,79 +114,64 @@ def test_whatever_is_found_is_there(before, copy, copies, stamps):
     assert (first * (again.copies + 1))[: len(text)] == text
 
 
+FINISHED = [BEGIN, 20, 21, BEGIN + 50, BEGIN + 50]
+
+
 def kept_tokens(tokens: list[int]) -> tuple[int, ...]:
-    again = repeated(tokens)
+    again = repetition(tokens, EOT)
     assert again is not None
     return without_repetition(tokens, again, BEGIN)
 
 
-def test_finished_segments_before_a_repetition_are_kept_and_it_is_not():
-    finished = [BEGIN, 20, 21, BEGIN + 50, BEGIN + 50]
-    assert kept_tokens([*finished, *LINE * 5]) == tuple(finished)
-    assert kept_tokens([*finished, 22, *LINE * 5]) == (*finished, 22)
-
-
-def test_otherwise_the_first_copy_is_kept_as_far_as_its_timestamp():
-    assert kept_tokens([BEGIN, 20, *LINE * 5]) == (BEGIN, 20, *LINE)
-    segments = [token for i in range(5) for token in (BEGIN + i, *LINE, BEGIN + i + 1)]
-    assert kept_tokens(segments) == (BEGIN, *LINE, BEGIN + 1)
-    assert kept_tokens(LINE * 5) == tuple(LINE)
-
-
-WINDOW = Window(0, 3000)
+@pytest.mark.parametrize(
+    ("before", "copy", "kept"),
+    [
+        (FINISHED, LINE, []),
+        ([*FINISHED, 22], LINE, []),
+        # Without a finished segment, the first copy as far as its timestamp.
+        ([BEGIN, 20], LINE, LINE),
+        ([], STAMPED, STAMPED),
+        ([], LINE, LINE),
+    ],
+)
+def test_finished_segments_or_else_the_first_copy_are_kept(before, copy, kept):
+    assert kept_tokens([*before, *copy * 5]) == (*before, *kept)
 
 
 def said(start: float, end: float, probability: float = 0.9, count: int = 4) -> Span:
-    pace = (end - start) / count
+    edges = [start + i * (end - start) / count for i in range(count + 1)]
     words = tuple(
-        Word(
-            start=start + i * pace,
-            end=start + (i + 1) * pace,
-            word=f" w{i}",
-            probability=probability,
-        )
+        Word(start=edges[i], end=edges[i + 1], word=f" w{i}", probability=probability)
         for i in range(count)
     )
     return Span(start, end, (50,) * count, words)
 
 
-def made_up(start: float, end: float) -> Span:
-    return said(start, end, probability=0.05)
-
-
 def kept(*spans: Span, complete: bool = True, content_frames: int = 9000) -> KeptSegments:
+    options = {"threshold": 2.0, "last_speech": 0.0, "content_frames": content_frames}
     return without_hallucinations(
-        KeptSegments(list(spans), 3000),
-        WINDOW,
-        threshold=2.0,
-        complete=complete,
-        last_speech=0.0,
-        content_frames=content_frames,
+        KeptSegments(list(spans), 3000), Window(0, 3000), complete=complete, **options
     )
 
 
-def test_speech_is_kept():
-    spans = [said(0.5, 3.0), said(9.0, 12.0)]
-    assert kept(*spans) == KeptSegments(spans, 3000)
+FIRST, IN_SILENCE = said(0.5, 3.0), said(9.0, 10.0, 0.05)
 
 
-def test_hallucinations_in_silence_are_dropped_and_decoded_again():
-    first = said(0.5, 3.0)
-    assert kept(first, made_up(9.0, 10.0)) == KeptSegments([first], 900)
+def test_speech_and_unlikely_words_between_are_kept():
+    for spans in [FIRST, said(9.0, 12.0)], [FIRST, said(3.5, 4.5, 0.05), said(5.0, 7.0)]:
+        assert kept(*spans) == KeptSegments(spans, 3000)
 
 
-def test_a_hallucination_at_the_end_ends_the_recording():
-    first = said(0.5, 3.0)
-    assert kept(first, made_up(9.0, 10.0), content_frames=1100) == KeptSegments([first], 1100)
-
-
-def test_unlikely_words_between_others_are_kept():
-    spans = [said(0.5, 3.0), made_up(3.5, 4.5), said(5.0, 7.0)]
-    assert kept(*spans).spans == spans
+@pytest.mark.parametrize(("content_frames", "seek"), [(9000, 900), (1100, 1100)])
+def test_hallucinations_in_silence_are_dropped_and_decoded_again_or_end_the_recording(
+    content_frames, seek
+):
+    kept_segments = kept(FIRST, IN_SILENCE, content_frames=content_frames)
+    assert kept_segments == KeptSegments([FIRST], seek)
 
 
 def test_silence_before_a_hallucination_is_skipped_with_the_window():
-    assert kept(made_up(4.0, 5.0)) == KeptSegments([], 400, skipped=True)
+    assert kept(said(4.0, 5.0, 0.05)) == KeptSegments([], 400, skipped=True)
 
 
 @pytest.mark.parametrize(("last", "seek"), [(20.0, 2000), (28.5, 3000)])

@@ -1,6 +1,7 @@
 """How a window's tokens are cut, and where the next window begins."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -25,31 +26,37 @@ def cut(*tokens: int | float, seek: int = 0, frames: int = 3000) -> tuple[list[S
     return split(ids, Window(seek, frames), BEGIN)
 
 
-def times(spans: list[Span]) -> list[tuple[float, float]]:
-    return [(span.start, span.end) for span in spans]
+@pytest.mark.parametrize(
+    ("tokens", "times", "advance"),
+    [
+        # Pairs of timestamps are cuts, also at the end; the rest is left to the next window.
+        ((0.0, 1, 2, 3.0, 3.0, 4, 5.5, 6.0, 7), [(0, 3), (3, 5.5)], 550),
+        ((0.0, 1, 3.0, 3.0), [(0, 3)], 300),
+        # A lone timestamp at the end completes the window.
+        ((0.0, 1, 3.0, 3.0, 4, 9.0), [(0, 3), (3, 9)], 3000),
+        ((0.0, 1, 2, 3.0), [(0, 3)], 3000),
+        # Without any time but the start the window is one segment.
+        *((tokens, [(0, 30)], 3000) for tokens in [(1, 2), (0.0, 1, 2), (0.0,), ()]),
+        # Only decoding without timestamp rules can give a cut at zero, which does not stand still.
+        ((0.0, 0.0, 1, 2), [(0, 0)], 3000),
+    ],
+)
+def test_a_window_is_cut_at_its_timestamps(tokens, times, advance):
+    spans, frames = cut(*tokens)
+    assert [(span.start, span.end) for span in spans] == times
+    assert frames == advance
 
 
-def test_pairs_of_timestamps_are_cuts_and_the_rest_is_left_to_the_next_window():
-    spans, advance = cut(0.0, 1, 2, 3.0, 3.0, 4, 5.5, 6.0, 7)
-    assert times(spans) == [(0, 3), (3, 5.5)]
+def test_spans_hold_their_tokens_and_their_place_in_the_recording():
+    spans, _ = cut(0.0, 1, 2, 3.0, 3.0, 4, 5.5, 6.0, 7)
     assert [span.tokens for span in spans] == [(1000, 1, 2, 1150), (1150, 4, 1275)]
-    assert advance == 550
+    [span], advance = cut(1.0, 1, 3.0, 3.0, 2, seek=12345)
+    assert (span.start, span.end, advance) == (124.45, 126.45, 200 + 100)
 
 
-def test_a_pair_at_the_very_end_is_a_cut_like_others():
-    spans, advance = cut(0.0, 1, 3.0, 3.0)
-    assert times(spans) == [(0, 3)]
-    assert advance == 300
-
-
-def test_a_lone_timestamp_at_the_end_completes_the_window():
-    spans, advance = cut(0.0, 1, 3.0, 3.0, 4, 9.0)
-    assert times(spans) == [(0, 3), (3, 9)]
-    assert advance == 3000
-
-
-def test_without_a_cut_the_window_is_one_segment_up_to_its_last_timestamp():
-    assert cut(0.0, 1, 2, 3.0) == ([Span(0, 3, (1000, 1, 2, 1150))], 3000)
+def test_a_short_window_is_as_long_as_its_audio():
+    assert cut(1, 2, frames=470) == ([Span(0, 4.7, (1, 2))], 470)
+    assert cut(0.0, 1, 3.0, 3.0, 4, 4.0, frames=470)[1] == 470
 
 
 @given(
@@ -71,34 +78,7 @@ def test_words_end_with_the_audio():
     words = [Word(start=a, end=a + 2, word=" a", probability=1.0) for a in (8.0, 10.0, 12.0)]
     [span] = within([Span(8, 14, (1, 2, 3), tuple(words))], 10.5)
     assert (span.start, span.end) == (8, 10.5)
-    assert [(word.start, word.end) for word in span.words or ()] == [
-        *((8, 10), (10, 10.5), (10.5, 10.5))
-    ]
-
-
-@pytest.mark.parametrize("tokens", [(1, 2), (0.0, 1, 2), (0.0,), ()])
-def test_without_any_time_but_the_start_the_window_is_one_whole_segment(tokens):
-    [span], advance = cut(*tokens)
-    assert (span.start, span.end) == (0, 30)
-    assert advance == 3000
-
-
-def test_a_short_window_is_as_long_as_its_audio():
-    assert cut(1, 2, frames=470) == ([Span(0, 4.7, (1, 2))], 470)
-    assert cut(0.0, 1, 3.0, 3.0, 4, 4.0, frames=470)[1] == 470
-
-
-def test_times_count_from_the_recordings_start():
-    spans, advance = cut(1.0, 1, 3.0, 3.0, 2, seek=12345)
-    assert times(spans) == [(124.45, 126.45)]
-    assert advance == 300
-
-
-def test_a_cut_at_zero_does_not_stand_still():
-    """Only decoding without timestamp rules can give one."""
-    spans, advance = cut(0.0, 0.0, 1, 2)
-    assert times(spans) == [(0, 0)]
-    assert advance == 3000
+    assert [(w.start, w.end) for w in span.words or ()] == [(8, 10), (10, 10.5), (10.5, 10.5)]
 
 
 @given(
@@ -128,21 +108,9 @@ def test_a_segment_of_parts_is_placed_in_the_recording_with_its_words():
 
 
 def said_at(start: float, end: float, words: tuple[Word, ...] | None = None) -> Segment:
-    return Segment(
-        id=0,
-        seek=0,
-        start=start,
-        end=end,
-        text=" yes",
-        tokens=(1,),
-        language="en",
-        temperature=0.0,
-        avg_logprob=-0.1,
-        compression_ratio=1.0,
-        no_speech_prob=0.0,
-        fallback=(),
-        words=words,
-    )
+    qualities = {"avg_logprob": -0.1, "compression_ratio": 1.0, "no_speech_prob": 0.0}
+    text = {"text": " yes", "tokens": (1,), "language": "en", "temperature": 0.0, "fallback": ()}
+    return Segment(id=0, seek=0, start=start, end=end, words=words, **text, **qualities)
 
 
 @given(
@@ -193,19 +161,15 @@ def test_times_are_rounded_to_milliseconds():
 
 def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
     """Predicted times are off by some tenths of a second, whatever the padding is."""
-    sound = ArrayAudio(np.full(BLOCK * 1000, 0.1, np.float32))
-    loud = np.repeat(np.array([1, 0, 1], np.float32), [300, 400, 300])
-    heard = iter(loud.tolist())
+    audio = ArrayAudio(np.full(BLOCK * 1000, 0.1, np.float32))
+    loud = iter(np.repeat(np.array([1, 0, 1], np.float32), [300, 400, 300]).tolist())
 
     def listener(blocks_nb):
-        return np.array([next(heard) for _ in blocks_nb], np.float32)
+        return np.array([next(loud) for _ in blocks_nb], np.float32)
 
     params = VoiceParams(vad=True, speech_pad=0.0)
     everything = [Part(0, BLOCK * 1000)]
-
-    def make(audio):
-        return MelWindows(audio, 80)
-
-    with spoken(sound, make, listener, params, clips=everything) as windows:
+    make = partial(MelWindows, n_mels=80)
+    with spoken(audio, make, listener, params, clips=everything) as windows:
         segment = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
     assert (segment.start, segment.end) == (5.0, 300 * BLOCK / 16_000)

@@ -17,7 +17,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import kvcast.whisper.model
-from kit.openai_whisper import ending_with_sound, openai_tokenizer
+from kit.openai_whisper import ending_with_audio, is_ordered, openai_tokenizer, renamed_options
 from kit.scripted_runtimes import at_once
 from kit.scripted_whisper import (
     NumberedWindows,
@@ -95,15 +95,6 @@ class PatientWhisper(ScriptedWhisper):
         return super().decode(mel, options)
 
 
-def is_ordered(segments: list[dict[str, Any]]) -> bool:
-    times = [t for s in segments for w in s["words"] for t in (w["start"], w["end"])]
-    return times == sorted(times) and all(
-        s["start"] <= s["words"][0]["start"] and s["words"][-1]["end"] <= s["end"]
-        for s in segments
-        if s["words"]
-    )
-
-
 def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[Segment]:
     """Transcribe with both, compare everything, and return the segments."""
     content_frames, timed = round(100 * seconds), options.get("word_timestamps", False)
@@ -124,7 +115,7 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
         )
         openai_tokenizer(False)
         their_model = PatientWhisper(script) if timed else ScriptedWhisper(script)
-        given = renamed(options)
+        given = renamed_options({"best_of": 5, **options})
         theirs = openai_transcribe.transcribe(their_model, b"", fp16=False, **given)
         if not all(ordered):
             raise UnfitError  # where their words overlap, ours differ, and so may what follows
@@ -136,13 +127,10 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
     assert [shared(call) for call in our_model.scripted.calls] == [
         shared_of_openai(call) for call in their_model.calls
     ]
-    spoken = ending_with_sound(theirs["segments"], content_frames, given["clip_timestamps"])
+    spoken = ending_with_audio(theirs["segments"], content_frames, given["clip_timestamps"])
     for segment, expected in zip(ours, spoken, strict=True):
         assert list(segment.tokens) == expected["tokens"]
-        for name in (
-            *("seek", "text", "temperature"),
-            *("avg_logprob", "compression_ratio", "no_speech_prob"),
-        ):
+        for name in ("seek", "text", "temperature", *QUALITIES):
             assert getattr(segment, name) == expected[name]
         others = zip(segment.words or (), expected.get("words", ()), strict=True)
         for part, other in ((segment, expected), *others):
@@ -157,29 +145,23 @@ def both(script: list[ScriptedResult], seconds: float, **options: Any) -> list[S
     return ours
 
 
-def renamed(options: dict[str, Any]) -> dict[str, Any]:
-    theirs = {"best_of": 5, **options}
-    start, end = theirs.pop("clip_start", 0.0), theirs.pop("clip_end", None)
-    theirs.setdefault("clip_timestamps", [start] if end is None else [start, end])
-    theirs["without_timestamps"] = not theirs.pop("timestamps", True)
-    theirs["sample_len"] = theirs.pop("max_new_tokens", None)
-    theirs["beam_size"] = theirs.pop("beam", None)
-    return theirs
-
-
-ALIKE = ("task", "language", "temperature", "patience", "length_penalty", "suppress_tokens")
+QUALITIES = ("avg_logprob", "compression_ratio", "no_speech_prob")
+ALIKE = (
+    *("task", "language", "temperature", "patience"),
+    *("length_penalty", "suppress_tokens", "max_initial_timestamp"),
+)
 
 
 def shared(call: Any) -> tuple[Any, ...]:
     where, options, prompt = call
-    alike = [getattr(options, name) for name in (*ALIKE, "max_initial_timestamp")]
+    alike = [getattr(options, name) for name in ALIKE]
     ours = options.beam, options.best_of, options.max_new_tokens, options.timestamps
     return where, prompt, *alike, *ours
 
 
 def shared_of_openai(call: Any) -> tuple[Any, ...]:
     where, options, prompt = call
-    alike = [getattr(options, name) for name in (*ALIKE, "max_initial_timestamp")]
+    alike = [getattr(options, name) for name in ALIKE]
     beam, best_of = options.beam_size or 1, options.best_of or 1
     return where, prompt, *alike, beam, best_of, options.sample_len, not options.without_timestamps
 

@@ -33,6 +33,7 @@ from kit.scripted_runtimes import Script, ScriptedRuntime, drain, windows
 from kvcast.engine.callers import PolicyList
 from kvcast.errors import KvcastError
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
+from kvcast.whisper.requests import Features
 from kvcast.whisper.windows import WindowDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
@@ -52,11 +53,26 @@ def decoded(
     script: Script, *, prompt: Sequence[int] = (), multilingual: bool = False, **options: Any
 ) -> DecodingResult:
     asked = DecodingOptions(**options)
-    decoder = WindowDecoder(
-        ScriptedRuntime(script), our_tokenizer(multilingual), 448, rows=asked.strategy().width
-    )
+    decoder = window_decoder(script, multilingual, rows=asked.strategy().width)
     [result] = decoder.decode(windows(1), asked, prompt=prompt)
     return result
+
+
+def window_decoder(script: Script, multilingual: bool = True, **sizes: int) -> WindowDecoder:
+    return WindowDecoder(ScriptedRuntime(script), our_tokenizer(multilingual), 448, **sizes)
+
+
+def likeliest_language(decoder: WindowDecoder, window: Features) -> str:
+    [probabilities] = decoder.detect_languages([window])
+    return max(probabilities, key=probabilities.__getitem__)
+
+
+def constant(logits: dict[int, float], *, multilingual: bool = False, fill: float = 0) -> Script:
+    """The same logits at each step: some tokens', and `fill` for the others."""
+    logits_v = np.full(VOCAB[multilingual], fill, np.float32)
+    for token, logit in logits.items():
+        logits_v[token] = logit
+    return lambda *_: logits_v
 
 
 def openai_decoded(
@@ -125,24 +141,15 @@ def test_repetition_filters_come_first_and_see_generated_tokens(seed: int, beam:
 def test_text_after_a_prefix_is_openais(seed: int, beam: int):
     script = speech(False, seed)
     prefix = tuple(ENGLISH.encode(" Elinor, then"))
-    ours = decoded(
-        script,
-        prompt=[50, 51],
-        prefix="Elinor, then ",
-        beam=beam,
-        timestamps=False,
-        max_new_tokens=9,
-        **NEVER_ENDS,
-    )
+    given = {"prompt": [50, 51], "prefix": "Elinor, then ", **NEVER_ENDS}
+    ours = decoded(script, beam=beam, timestamps=False, max_new_tokens=9, **given)
     theirs = openai_decoded(
         script,
-        prompt=[50, 51],
-        prefix="Elinor, then ",
         beam_size=None if beam == 1 else beam,
         without_timestamps=True,
-        suppress_blank=False,  # the prefix counts as written, and may be all that is said
+        suppress_blank=False,  # the prefix counts as generated, and may be all that is said
         sample_len=9,
-        **NEVER_ENDS,
+        **given,
     )
     assert ours.tokens == (*prefix, *theirs.tokens)
     assert ours.text.startswith("Elinor, then")
@@ -160,23 +167,15 @@ def test_with_timestamps_a_prefix_begins_at_zero():
     assert ENGLISH.sot not in result.tokens
 
 
-def test_filters_see_the_prefix():
+@pytest.mark.parametrize(
+    ("filters", "repeats"),
+    [({}, True), ({"repetition_penalty": 2.0}, False), ({"no_repeat_ngram": 1}, False)],
+)
+def test_filters_see_the_prefix(filters: dict[str, Any], repeats: bool):
     word = ENGLISH.encode(" Elinor")[-1]
-
-    def script(_: int, written: tuple[int, ...]) -> np.ndarray:
-        logits_v = np.zeros(VOCAB[False], np.float32)
-        logits_v[word] = 5
-        logits_v[77] = 4
-        return logits_v
-
-    said = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1)
-    assert said.tokens[-1] == word
-    other = decoded(
-        script, prefix="Elinor", timestamps=False, max_new_tokens=1, repetition_penalty=2.0
-    )
-    assert other.tokens[-1] == 77
-    again = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1, no_repeat_ngram=1)
-    assert again.tokens[-1] == 77
+    script = constant({word: 5, 77: 4})
+    result = decoded(script, prefix="Elinor", timestamps=False, max_new_tokens=1, **filters)
+    assert result.tokens[-1] == (word if repeats else 77)
 
 
 SEARCHES: list[dict[str, Any]] = [{}, {"beam": 3}, {"temperature": 0.3, "best_of": 3}]
@@ -213,15 +212,13 @@ def test_stop_repetition_can_be_switched_off(search: dict[str, Any]):
 
 def test_finished_segments_before_a_repetition_are_kept():
     spoken = (BEGIN, 50, 51, BEGIN + 100, BEGIN + 100)
-    script = loop_script(3, prompt=1)
+    script = loop_script(3)
 
     def speaks(number: int, written: tuple[int, ...]) -> np.ndarray:
         said = len(written) - 1
         if said >= len(spoken):
             return script(number, written)
-        logits_v = np.zeros(VOCAB[False], np.float32)
-        logits_v[spoken[said]] = 30
-        return logits_v
+        return constant({spoken[said]: 30})()
 
     result = decoded(speaks)
     assert result.tokens == spoken
@@ -238,17 +235,13 @@ def test_other_texts_are_as_without_the_check(seed: int):
 
 
 def test_without_a_language_each_window_is_decoded_in_its_own():
-    script = speech(True, 2)
-    tokenizer = our_tokenizer(True)
-    decoder = WindowDecoder(ScriptedRuntime(script), tokenizer, 448, rows=2, windows=2)
-    several = windows(*range(6))
+    script, several = speech(True, 2), windows(*range(6))
+    decoder = window_decoder(script, rows=2, windows=2)
     results = decoder.decode(several, DecodingOptions(max_new_tokens=3))
-    alone = WindowDecoder(ScriptedRuntime(script), tokenizer, 448)
+    alone = window_decoder(script)
     for window, result in zip(several, results, strict=True):
-        [probabilities] = alone.detect_languages([window])
-        language = max(probabilities, key=probabilities.__getitem__)
-        [expected] = alone.decode([window], DecodingOptions(max_new_tokens=3, language=language))
-        assert result == expected
+        options = DecodingOptions(max_new_tokens=3, language=likeliest_language(alone, window))
+        assert alone.decode([window], options) == [result]
     assert len({result.language for result in results}) > 1
 
 
@@ -260,26 +253,19 @@ def test_a_prompt_in_another_language_is_not_read(of_prompt: str | None, read: b
         seen.append(written)
         return script(number, written)
 
-    tokenizer = our_tokenizer(True)
-    decoder = WindowDecoder(ScriptedRuntime(watched), tokenizer, 448)
+    decoder = window_decoder(watched)
     [window] = windows(1)
-    [probabilities] = decoder.detect_languages([window])
-    own = max(probabilities, key=probabilities.__getitem__)
+    own = likeliest_language(decoder, window)
     assert own != "haw"
-    decoder.answer(
-        decoder.requests.decode(
-            window,
-            DecodingOptions(max_new_tokens=1),
-            prompt=(50, 51),
-            prompt_language=own if of_prompt == "its own" else of_prompt,
-        )
-    )
-    assert ((tokenizer.sot_prev, 50, 51) == seen[-1][:3]) == read
+    language = own if of_prompt == "its own" else of_prompt
+    asked = {"prompt": (50, 51), "prompt_language": language}
+    decoder.answer(decoder.requests.decode(window, DecodingOptions(max_new_tokens=1), **asked))
+    assert ((our_tokenizer(True).sot_prev, 50, 51) == seen[-1][:3]) == read
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_window_can_be_cancelled_during_and_after_language_detection(steps: int):
-    decoder = WindowDecoder(ScriptedRuntime(speech(True, 2)), our_tokenizer(True), 448, rows=2)
+    decoder = window_decoder(speech(True, 2), rows=2)
     first, second = (
         PolicyList([decoder.requests.decode(window, DecodingOptions(max_new_tokens=3))])
         for window in windows(1, 2)
@@ -297,10 +283,7 @@ def test_a_window_can_be_cancelled_during_and_after_language_detection(steps: in
 
 
 def test_nan_logits_are_no_language():
-    def damaged(_: int, written: tuple[int, ...]) -> np.ndarray:
-        return np.full(VOCAB[True], np.nan, np.float32)
-
-    decoder = WindowDecoder(ScriptedRuntime(damaged), our_tokenizer(True), 448)
+    decoder = window_decoder(constant({}, multilingual=True, fill=np.nan))
     with pytest.raises(KvcastError, match="NaN"):
         decoder.detect_languages(windows(1))
 
@@ -308,15 +291,15 @@ def test_nan_logits_are_no_language():
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 def test_nothing_keeps_a_window_after_others_came(search: dict[str, Any]):
     """Not even a cycle of objects, which Python would seldom look for in a process with many."""
-    decoder = WindowDecoder(ScriptedRuntime(speech(False, 1)), our_tokenizer(False), 448, rows=3)
-    heard = []
+    decoder = window_decoder(speech(False, 1), multilingual=False, rows=3)
+    results = []
     gc.disable()
     try:
         for number in range(3):
             [window] = windows(number)
             decoder.decode([window], DecodingOptions(max_new_tokens=20, language="en", **search))
-            heard.append(weakref.ref(window))
+            results.append(weakref.ref(window))
             del window
-        assert [result() for result in heard[:2]] == [None, None]
+        assert [result() for result in results[:2]] == [None, None]
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kit.openai_whisper import openai_tokenizer, openai_tokenizer_json
+from kit.openai_whisper import interpreted, is_ordered, openai_tokenizer, openai_tokenizer_json
 from kvcast.runtimes.alignment import attention_by_token, dtw
 from kvcast.runtimes.base import Alignment
 from kvcast.whisper.requests import AlignmentRequest, Features
@@ -37,11 +37,8 @@ TIED = st.sampled_from([-1.0, 0.0, 1.0])
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 25))
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling theirs would take longer than these matrices."""
-    for name in ("dtw_cpu", "backtrace"):
-        monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
+_interpreted = pytest.fixture(autouse=True)(interpreted)
+"""Compiling theirs would take longer than these matrices."""
 
 
 def their_dtw(weights_nt: np.ndarray) -> list[int]:
@@ -252,16 +249,6 @@ def assert_ordered(spans: list[Span]) -> None:
             assert span.start <= word.start <= word.end <= span.end
 
 
-def is_ordered(segments: list[dict[str, Any]]) -> bool:
-    times = [t for s in segments for w in s["words"] for t in (w["start"], w["end"])]
-    within = all(
-        s["start"] <= s["words"][0]["start"] and s["words"][-1]["end"] <= s["end"]
-        for s in segments
-        if s["words"]
-    )
-    return within and times == sorted(times)
-
-
 @given(
     spoken=st.lists(SPOKEN, min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 150), min_size=8, max_size=8),
@@ -319,21 +306,14 @@ def timed(text: str, *begins: float, span: tuple[float, float], language: str = 
     return span
 
 
-def test_punctuation_is_merged_into_words():
-    span = timed(' Say "Hello".', 0.2, 0.4, 0.6, 0.8, 0.9, span=(0.0, 1.0))
-    assert [word.word for word in span.words] == [" Say", ' "Hello".']
-
-
-def test_a_segment_begins_and_ends_with_its_words():
-    span = timed(" Hello world", 0.4, 0.8, 1.1, span=(0.0, 1.5))
+def test_punctuation_is_merged_and_a_segment_begins_and_ends_with_its_words():
+    span = timed(' Say "Hello".', 0.4, 0.6, 0.8, 1.0, 1.1, span=(0.0, 1.5))
     assert (span.start, span.end) == (0.4, 1.1)
-    assert [(word.start, word.end) for word in span.words] == [(0.4, 0.8), (0.8, 1.1)]
+    words = [(word.start, word.end, word.word) for word in span.words]
+    assert words == [(0.4, 0.6, " Say"), (0.6, 1.1, ' "Hello".')]
+    assert timed("", 0.0, span=(0.0, 2.0)) == Span(0.0, 2.0, (), ())
 
 
 def test_a_pause_at_the_start_is_no_part_of_the_first_word():
     span = timed(" Hello world again now", 0.0, 9.0, 9.3, 9.6, 9.9, span=(0.0, 10.0))
     assert [word.start for word in span.words] == pytest.approx([8.4, 9.0, 9.3, 9.6])
-
-
-def test_a_span_without_text_has_no_words():
-    assert timed("", 0.0, span=(0.0, 2.0)) == Span(0.0, 2.0, (), ())

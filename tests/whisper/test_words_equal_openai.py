@@ -1,6 +1,5 @@
 """Real recordings, real weights: words lie where openai-whisper has them, on each runtime."""
 
-import importlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -10,10 +9,8 @@ import pytest
 
 import kvcast
 from kit.marks import slow, soak
-from kit.openai_whisper import Oracle
+from kit.openai_whisper import Oracle, interpreted
 from kit.recordings import Load, Samples
-
-timing = importlib.import_module("whisper.timing")
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
 
@@ -21,11 +18,8 @@ LIMIT, USUAL = 0.05, 0.02
 """Seconds between our words' times and theirs: at most, and in the median."""
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba warns of what it compiles."""
-    for name in ("dtw_cpu", "backtrace"):
-        monkeypatch.setattr(timing, name, getattr(timing, name).py_func)
+_interpreted = pytest.fixture(autouse=True)(interpreted)
+"""Numba warns of what it compiles."""
 
 
 def words_of(model: kvcast.WhisperModel, samples: Samples, **options: Any) -> list[Any]:
