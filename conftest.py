@@ -17,6 +17,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+from kit.marks import slow, soak
+
 # Whoever tests shares the cores, with other workers or other programs: more threads, or ones that
 # wait by spinning, take them from others, and small models are slower with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -157,7 +159,7 @@ _SUBJECTS = {
         *((model, "onnx") for model in ("whisper", "t5")),
         *((model, "native") for model in ("whisper", "t5")),
         *(
-            pytest.param(subject, marks=pytest.mark.slow)
+            slow(subject)
             for subject in (
                 # Compiling takes long.
                 ("shallow whisper", "aoti"),
@@ -168,7 +170,7 @@ _SUBJECTS = {
             )
         ),
         # test_targets.py has a T5 with real weights there.
-        pytest.param(("shallow t5", "aoti"), marks=pytest.mark.soak),
+        soak(("shallow t5", "aoti")),
     ],
     ids=" ".join,
 )

@@ -24,6 +24,7 @@ from conditional.tiny_transformers import (
     sources,
     steps,
 )
+from kit.marks import slow
 from kvcast.conditional.cross_attention import CachedCrossAttention, use_cached_cross_attention
 from kvcast.errors import KvcastError, UsageError
 
@@ -37,9 +38,7 @@ def _no_gradients():
 
 # torch.export takes seconds a model: the one with sources of one length, and one with a mask.
 export_few = pytest.mark.parametrize(
-    "stock",
-    ["whisper", "t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "marian"))],
-    indirect=True,
+    "stock", ["whisper", "t5", *(slow(name) for name in ("bart", "marian"))], indirect=True
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from kit.dimensions import GEMMA3, GRANITE4, LFM2, LLAMA, MISTRAL, MIXED, QWEN3_5, SIMBERT, SMALL_T5
 from kit.letters import Letters
+from kit.marks import slow
 from kit.models import opened
 from kit.scripted_runtimes import RecomputingRuntime
 from kit.small_tokenizers import Numbers, random_sources
@@ -22,15 +23,15 @@ from kvcast.text.text2text import T5Model, UnilmModel
 CASES = [
     (GEMMA3, "onnx"),
     (QWEN3_5, "native"),
-    pytest.param(GRANITE4, "native", marks=pytest.mark.slow),
-    pytest.param(LFM2, "native", marks=pytest.mark.slow),
-    pytest.param(QWEN3_5, "onnx", marks=pytest.mark.slow),
-    pytest.param(LLAMA, "eager", marks=pytest.mark.slow),
-    pytest.param(MISTRAL, "eager", marks=pytest.mark.slow),
-    pytest.param(MISTRAL, "onnx", marks=pytest.mark.slow),
-    pytest.param(MIXED, "executorch", marks=pytest.mark.slow),
+    slow(GRANITE4, "native"),
+    slow(LFM2, "native"),
+    slow(QWEN3_5, "onnx"),
+    slow(LLAMA, "eager"),
+    slow(MISTRAL, "eager"),
+    slow(MISTRAL, "onnx"),
+    slow(MIXED, "executorch"),
     # As the cache contract's, since compiling takes long.
-    pytest.param(replace(GEMMA3, windows=(5, None)), "aoti", marks=pytest.mark.slow),
+    slow(replace(GEMMA3, windows=(5, None)), "aoti"),
 ]
 CHOICES: list[dict[str, Any]] = [
     {},
@@ -111,7 +112,7 @@ def test_a_stream_and_a_session_take_drafts():
 
 
 @pytest.mark.usefixtures("reckless")
-@pytest.mark.parametrize("runtime", ["eager", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", ["eager", slow("onnx")])
 @pytest.mark.parametrize("family", ["t5", "unilm"])
 def test_text_to_text_models_take_drafts(family, runtime):
     kind, dimensions = {"t5": (T5Model, SMALL_T5), "unilm": (UnilmModel, SIMBERT)}[family]

@@ -27,6 +27,7 @@ from kit.dimensions import (
     ROFORMER,
     SMALL_T5,
 )
+from kit.marks import slow
 from kit.text_models import model, prompt
 from kvcast import Engine
 from kvcast.decoding.drafters import Guess, PromptLookup
@@ -72,13 +73,10 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
     [
         *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA4, LFM2, QWEN3_5)),
         (MISTRAL, "onnx"),
-        *(
-            pytest.param(dimensions, "onnx", marks=pytest.mark.slow)
-            for dimensions in (LLAMA, GEMMA3)
-        ),
+        *(slow(dimensions, "onnx") for dimensions in (LLAMA, GEMMA3)),
         # Further kinds of layers: state spaces, sinks, learned positions, blocks beside each other.
         *(
-            pytest.param(dimensions, "native", marks=pytest.mark.slow)
+            slow(dimensions, "native")
             for dimensions in (GRANITE4, GPT_OSS, NEOX, COHERE2, QWEN2_MOE, MINISTRAL3)
         ),
     ],
@@ -171,9 +169,7 @@ ARRIVALS = st.lists(
 
 
 @pytest.mark.parametrize(
-    "dimensions",
-    [LFM2, QWEN3_5, GEMMA4, pytest.param(GRANITE4, marks=pytest.mark.slow)],
-    ids=lambda d: d.architecture,
+    "dimensions", [LFM2, QWEN3_5, GEMMA4, slow(GRANITE4)], ids=lambda d: d.architecture
 )
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(arrivals=ARRIVALS, rows=st.integers(3, 5), chunk=st.sampled_from([3, 16, 64]))

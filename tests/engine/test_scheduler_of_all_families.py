@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.dimensions import GEMMA3, LLAMA, SIMBERT, SMALL, SMALL_T5
+from kit.marks import slow, soak
 from kit.models import opened
 from kit.small_tokenizers import Numbers
 from kvcast.decoding.params import SamplingParams
@@ -237,10 +238,7 @@ def test_on_onnx_runtime(name, arrivals, rows, inputs, chunk):
     check(name, "onnx", arrivals, rows, inputs, chunk)
 
 
-@pytest.mark.parametrize(
-    "examples",
-    [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.soak)],
-)
+@pytest.mark.parametrize("examples", [slow(20), soak(500)])
 @pytest.mark.parametrize("runtime", ["eager", "onnx"])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_at_length(name, runtime, examples):

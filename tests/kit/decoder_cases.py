@@ -3,6 +3,15 @@
 Every field that changes a result has another value than its default in one of a type's cases.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+
+def case(kind: str, *shared: Mapping[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    """Return a model type and its fields, of which later ones replace former ones."""
+    return kind, {name: value for part in (*shared, fields) for name, value in part.items()}
+
+
 WINDOW, VOCAB, LENGTH = 7, 131, 45
 SIZES = {
     "vocab_size": VOCAB,
@@ -42,13 +51,23 @@ YARN = {
     "original_max_position_embeddings": 10,
 }
 TRAINED = {"original_max_position_embeddings": 32}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-}
+_YARN = {**YARN, "rope_theta": 500.0, "original_max_position_embeddings": 32}
 TWO = {"num_hidden_layers": 2}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
+_SOFTCAPS = {
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW}
+_BIASED = {"attention_bias": True, "mlp_bias": True}
+_TIED_GELU = {"hidden_act": "gelu", "tie_word_embeddings": True}
 _GEMMA_4 = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
@@ -76,518 +95,332 @@ _DELTA_NETS = {
     "linear_num_value_heads": 4,
 }
 _STATE_SPACES = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 3}
-_GRANITE_4 = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 0.5,
-    "rms_norm_eps": 0.02,
-    "shared_intermediate_size": 40,
-    **_STATE_SPACES,
-}
+_GRANITE_4 = {**MULTIPLIERS, **_STATE_SPACES, "rms_norm_eps": 0.02, "shared_intermediate_size": 40}
 CASES = {
     "mistral with its window": ("mistral", {"sliding_window": WINDOW}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "llama 2": ("llama", {}),
     "llama 3 with scaled rotation": ("llama", {"rope_parameters": LLAMA3}),
-    "llama with biases and a tied head": (
-        "llama",
-        {"attention_bias": True, "tie_word_embeddings": True},
+    "llama with biases and a tied head": case(
+        "llama", attention_bias=True, tie_word_embeddings=True
     ),
-    "qwen 2": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-    ),
+    "qwen 2": case("qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2),
     "qwen 3": ("qwen3", {}),
-    "gemma 3": (
-        "gemma3_text",
-        {
-            "sliding_window": WINDOW,
-            "query_pre_attn_scalar": 20,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-            "sliding_window_pattern": 3,
-        },
-    ),
+    "gemma 3": case("gemma3_text", _SOFTCAPS, sliding_window=WINDOW, sliding_window_pattern=3),
     "phi 3 longer than trained": ("phi3", {"hidden_size": 64, **LONGROPE, **TRAINED}),
-    "phi 3 no longer than trained": (
-        "phi3",
-        {"hidden_size": 64, **LONGROPE, "original_max_position_embeddings": 256},
+    "phi 3 no longer than trained": case(
+        "phi3", LONGROPE, hidden_size=64, original_max_position_embeddings=256
     ),
     "phi 3 with a window": ("phi3", {"hidden_size": 64, "sliding_window": WINDOW}),
-    "ministral": (
-        "ministral",
-        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "ministral": case(
+        "ministral", sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 2
     ),
-    "ministral 3": (
+    "ministral 3": case(
         "ministral3",
-        {
-            "rope_parameters": {
-                **YARN,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.5,
-                "llama_4_scaling_beta": 0.5,
-            }
-        },
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.5},
     ),
     "glm": ("glm", {"attention_bias": True}),
     "glm 4": ("glm4", {"attention_bias": False, "partial_rotary_factor": 0.75}),
-    "qwen 2 with experts": (
+    "qwen 2 with experts": case(
         "qwen2_moe",
-        {
-            **EXPERTS,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "max_window_layers": 3,
-        },
+        EXPERTS,
+        _SLIDING,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[1],
+        max_window_layers=3,
     ),
-    "qwen 2 with normalised experts": (
+    "qwen 2 with normalised experts": case(
         "qwen2_moe",
-        {
-            **EXPERTS,
-            "shared_expert_intermediate_size": 40,
-            "norm_topk_prob": True,
-            "qkv_bias": False,
-        },
+        EXPERTS,
+        shared_expert_intermediate_size=40,
+        norm_topk_prob=True,
+        qkv_bias=False,
     ),
-    "qwen 3 with experts": (
+    "qwen 3 with experts": case(
         "qwen3_moe",
-        {
-            **EXPERTS,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 2,
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "attention_bias": True,
-        },
+        EXPERTS,
+        _SLIDING,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        attention_bias=True,
     ),
-    "gpt oss": (
+    "gpt oss": case(
         "gpt_oss",
-        {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": WINDOW,
-            "swiglu_limit": 0.75,
-            "swiglu_alpha": 1.3,
-            "rope_parameters": {**YARN, "truncate": False},
-        },
+        LOCAL_EXPERTS,
+        sliding_window=WINDOW,
+        swiglu_limit=0.75,
+        swiglu_alpha=1.3,
+        rope_parameters={**YARN, "truncate": False},
     ),
-    "gpt oss without biases in attention": (
-        "gpt_oss",
-        {"num_local_experts": 4, "num_experts_per_tok": 4, "attention_bias": False},
+    "gpt oss without biases in attention": case(
+        "gpt_oss", num_local_experts=4, num_experts_per_tok=4, attention_bias=False
     ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "llama with biases in its feed-forward and relu": (
-        "llama",
-        {"mlp_bias": True, "hidden_act": "relu", "num_hidden_layers": 2},
+    "llama with biases in its feed-forward and relu": case(
+        "llama", mlp_bias=True, hidden_act="relu", num_hidden_layers=2
     ),
     "gemma": ("gemma", {**TWO, "hidden_act": "gelu", "attention_bias": True}),
     "gemma of the first files": ("gemma", {**TWO, "hidden_act": "gelu"}),
-    "gemma 2": (
-        "gemma2",
-        {
-            **TWO,
-            "sliding_window": WINDOW,
-            "query_pre_attn_scalar": 20,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-        },
-    ),
-    "granite": (
-        "granite",
-        {
-            **TWO,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 0.5,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rms_norm_eps": 0.02,
-        },
-    ),
-    "granite with experts": (
-        "granitemoe",
-        {
-            **TWO,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 0.5,
-            "rms_norm_eps": 0.02,
-        },
-    ),
-    "smollm 3 with windows where nothing is rotated": (
-        "smollm3",
-        {
-            "no_rope_layer_interval": 2,
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "attention_bias": True,
-        },
+    "gemma 2": case("gemma2", TWO, _SOFTCAPS, sliding_window=WINDOW),
+    "granite": case("granite", TWO, MULTIPLIERS, _BIASED, rms_norm_eps=0.02),
+    "granite with experts": case("granitemoe", TWO, MULTIPLIERS, LOCAL_EXPERTS, rms_norm_eps=0.02),
+    "smollm 3 with windows where nothing is rotated": case(
+        "smollm3", _SLIDING, no_rope_layer_interval=2, attention_bias=True
     ),
     "smollm 3 with a list of layers": ("smollm3", {**TWO, "no_rope_layers": [0, 1]}),
     "olmo 2": ("olmo2", {**TWO, "attention_bias": True, "rms_norm_eps": 0.01}),
-    "olmo 3": (
+    "olmo 3": case(
         "olmo3",
-        {
-            "sliding_window": WINDOW,
-            "rope_parameters": {
-                "full_attention": _YARN,
-                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-            },
+        sliding_window=WINDOW,
+        rope_parameters={
+            "full_attention": _YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     "exaone 4": ("exaone4", {"sliding_window": WINDOW, "rope_parameters": LLAMA3}),
-    "exaone 4 without a window": (
-        "exaone4",
-        {**TWO, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "exaone 4 without a window": case(
+        "exaone4", TWO, sliding_window=None, layer_types=["full_attention"] * 2
     ),
     "helium": ("helium", {**TWO, "hidden_size": 64, "attention_bias": True, "mlp_bias": True}),
-    "lfm2": (
+    "lfm2": case(
         "lfm2",
-        {
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-            "conv_L_cache": 4,
-            "conv_bias": True,
-            "block_multiple_of": 16,
-            "block_ffn_dim_multiplier": 1.3,
-        },
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        conv_L_cache=4,
+        conv_bias=True,
+        block_multiple_of=16,
+        block_ffn_dim_multiplier=1.3,
     ),
-    "lfm2 of the width that is given": (
-        "lfm2",
-        {**TWO, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2 of the width that is given": case(
+        "lfm2", TWO, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
     ),
     "qwen 3.5": ("qwen3_5_text", _DELTA_NETS),
-    "gemma 4 whose layers share caches": (
+    "gemma 4 whose layers share caches": case(
         "gemma4_text",
-        {
-            **_GEMMA_4,
-            "num_hidden_layers": 5,
-            "layer_types": ["sliding_attention", *(["sliding_attention", "full_attention"] * 2)],
-            "num_kv_shared_layers": 2,
-            "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCAB,
-            "final_logit_softcapping": 5.0,
-        },
+        _GEMMA_4,
+        num_hidden_layers=5,
+        layer_types=["sliding_attention", *(["sliding_attention", "full_attention"] * 2)],
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB,
+        final_logit_softcapping=5.0,
     ),
-    "gemma 4 whose keys are values": (
+    "gemma 4 whose keys are values": case(
         "gemma4_text",
-        {
-            **_GEMMA_4,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "attention_bias": True,
-            "use_bidirectional_attention": "vision",
-        },
+        _GEMMA_4,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        attention_bias=True,
+        use_bidirectional_attention="vision",
     ),
     "gemma 4 unified": ("gemma4_unified_text", {**_GEMMA_4, "num_kv_shared_layers": 1}),
-    "gemma 4 with experts": (
+    "gemma 4 with experts": case(
         "gemma4_text",
-        {
-            **_GEMMA_4,
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 24,
-        },
+        _GEMMA_4,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=24,
     ),
-    "qwen 3 next": (
+    "qwen 3 next": case(
         "qwen3_next",
-        {
-            **_DELTA_NETS,
-            **_OF_TWO,
-            **EXPERTS,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
-            "norm_topk_prob": False,
-        },
+        _DELTA_NETS,
+        _OF_TWO,
+        EXPERTS,
+        shared_expert_intermediate_size=40,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
     ),
-    "qwen 3 next with experts in each other layer": (
+    "qwen 3 next with experts in each other layer": case(
         "qwen3_next",
-        {
-            **_DELTA_NETS,
-            **_OF_TWO,
-            **EXPERTS,
-            "shared_expert_intermediate_size": 40,
-            "decoder_sparse_step": 2,
-        },
+        _DELTA_NETS,
+        _OF_TWO,
+        EXPERTS,
+        shared_expert_intermediate_size=40,
+        decoder_sparse_step=2,
     ),
-    "qwen 3.5 with experts": (
-        "qwen3_5_moe_text",
-        {**_DELTA_NETS, **_OF_TWO, **EXPERTS, "shared_expert_intermediate_size": 40},
+    "qwen 3.5 with experts": case(
+        "qwen3_5_moe_text", _DELTA_NETS, _OF_TWO, EXPERTS, shared_expert_intermediate_size=40
     ),
-    "granite with a shared expert": (
-        "granitemoeshared",
-        {
-            **TWO,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 40,
-            "residual_multiplier": 0.4,
-        },
+    "granite with a shared expert": case(
+        "granitemoeshared", TWO, LOCAL_EXPERTS, shared_intermediate_size=40, residual_multiplier=0.4
     ),
     "bamba": ("bamba", {**TWO, **_STATE_SPACES, "attn_layer_indices": [1], "mlp_bias": True}),
-    "granite 4": (
+    "granite 4": case(
         "granitemoehybrid",
-        {
-            **_GRANITE_4,
-            "layer_types": ["mamba", "attention", "mamba"],
-            "num_hidden_layers": 3,
-            "num_local_experts": 0,
-            "mamba_n_groups": 2,
-            "mamba_conv_bias": False,
-            "mamba_proj_bias": True,
-        },
+        _GRANITE_4,
+        layer_types=["mamba", "attention", "mamba"],
+        num_hidden_layers=3,
+        num_local_experts=0,
+        mamba_n_groups=2,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
     ),
-    "granite 4 with experts": (
+    "granite 4 with experts": case(
         "granitemoehybrid",
-        {
-            **_GRANITE_4,
-            **TWO,
-            "layer_types": ["linear_attention", "full_attention"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "position_embedding_type": "rope",
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-        },
+        _GRANITE_4,
+        TWO,
+        LOCAL_EXPERTS,
+        layer_types=["linear_attention", "full_attention"],
+        position_embedding_type="rope",
+        attention_bias=True,
+        tie_word_embeddings=True,
     ),
-    "seed oss": (
-        "seed_oss",
-        {**TWO, "attention_out_bias": True, "mlp_bias": True, "rms_norm_eps": 0.01},
-    ),
-    "seed oss without biases": (
-        "seed_oss",
-        {
-            **TWO,
-            "attention_bias": False,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "rope_parameters": FASTER,
-        },
+    "seed oss": case("seed_oss", TWO, attention_out_bias=True, mlp_bias=True, rms_norm_eps=0.01),
+    "seed oss without biases": case(
+        "seed_oss", TWO, _TIED_GELU, attention_bias=False, rope_parameters=FASTER
     ),
     "arcee": ("arcee", {**TWO, "rms_norm_eps": 0.01, "rope_parameters": {**YARN, "factor": 4.0}}),
-    "arcee with biases": (
-        "arcee",
-        {
-            **TWO,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-        },
+    "arcee with biases": case("arcee", TWO, _BIASED, _TIED_GELU),
+    "internlm 3": case(
+        "internlm3", TWO, attention_bias=True, mlp_bias=True, rope_parameters=FASTER
     ),
-    "internlm 3": (
-        "internlm3",
-        {**TWO, "attention_bias": True, "mlp_bias": True, "rope_parameters": FASTER},
-    ),
-    "internlm 3 with a tied head": (
-        "internlm3",
-        {**TWO, "tie_word_embeddings": True, "hidden_act": "gelu", "rms_norm_eps": 0.01},
+    "internlm 3 with a tied head": case(
+        "internlm3", TWO, tie_word_embeddings=True, hidden_act="gelu", rms_norm_eps=0.01
     ),
     "ernie 4.5": ("ernie4_5", {**TWO, "rms_norm_eps": 0.01, "rope_parameters": FASTER}),
-    "ernie 4.5 with biases": (
-        "ernie4_5",
-        {**TWO, "use_bias": True, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    "ernie 4.5 with biases": case(
+        "ernie4_5", TWO, use_bias=True, tie_word_embeddings=False, hidden_act="gelu"
     ),
-    "olmoe": (
+    "olmoe": case(
         "olmoe",
-        {
-            **TWO,
-            **OF_EXPERTS,
-            "hidden_size": 64,
-            "clip_qkv": 0.5,
-            "rms_norm_eps": 0.01,
-            "rope_parameters": FASTER,
-        },
+        TWO,
+        OF_EXPERTS,
+        hidden_size=64,
+        clip_qkv=0.5,
+        rms_norm_eps=0.01,
+        rope_parameters=FASTER,
     ),
-    "olmoe with normalised experts": (
+    "olmoe with normalised experts": case(
         "olmoe",
-        {
-            **TWO,
-            **OF_EXPERTS,
-            "num_experts_per_tok": 4,
-            "hidden_size": 64,
-            "norm_topk_prob": True,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-        },
+        TWO,
+        OF_EXPERTS,
+        num_experts_per_tok=4,
+        hidden_size=64,
+        norm_topk_prob=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
     ),
 }
 
 
 _FOUR_HEADS = {"hidden_size": 64, "num_key_value_heads": 4}
 _GPT2 = {**TWO, **_FOUR_HEADS}
+_WIDE = {**TWO, "hidden_size": 64}
 LAYER_NORM_CASES = {
     "starcoder 2": ("starcoder2", {**TWO, "sliding_window": WINDOW, "norm_epsilon": 0.01}),
-    "stablelm": (
-        "stablelm",
-        {**TWO, "hidden_size": 64, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm": case("stablelm", _WIDE, use_qkv_bias=True, partial_rotary_factor=0.5),
+    "stablelm with parallel blocks and norms of heads": case(
+        "stablelm", _WIDE, use_parallel_residual=True, tie_word_embeddings=True, qk_layernorm=True
     ),
-    "stablelm with parallel blocks and norms of heads": (
-        "stablelm",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "use_parallel_residual": True,
-            "tie_word_embeddings": True,
-            "qk_layernorm": True,
-        },
+    "cohere": case("cohere", _WIDE, logit_scale=0.5, layer_norm_eps=0.01, use_qk_norm=True),
+    "cohere 2": case(
+        "cohere2", hidden_size=64, sliding_window=WINDOW, attention_bias=True, logit_scale=2.0
     ),
-    "cohere": (
-        "cohere",
-        {**TWO, "hidden_size": 64, "logit_scale": 0.5, "layer_norm_eps": 0.01, "use_qk_norm": True},
-    ),
-    "cohere 2": (
-        "cohere2",
-        {"hidden_size": 64, "sliding_window": WINDOW, "attention_bias": True, "logit_scale": 2.0},
-    ),
-    "gpt neox": ("gpt_neox", {**TWO, "hidden_size": 64, "num_key_value_heads": 4}),
-    "gpt neox one block after the other": (
+    "gpt neox": ("gpt_neox", _GPT2),
+    "gpt neox one block after the other": case(
         "gpt_neox",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "num_key_value_heads": 4,
-            "use_parallel_residual": False,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 1.0},
-        },
+        _GPT2,
+        use_parallel_residual=False,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 1.0},
     ),
-    "phi": ("phi", {**TWO, "hidden_size": 64}),
-    "phi with norms of queries and keys": (
-        "phi",
-        {**TWO, "hidden_size": 64, "qk_layernorm": True, "partial_rotary_factor": 0.25},
+    "phi": ("phi", _WIDE),
+    "phi with norms of queries and keys": case(
+        "phi", _WIDE, qk_layernorm=True, partial_rotary_factor=0.25
     ),
     "gpt 2": ("gpt2", _GPT2),
-    "gpt 2 with unscaled attention": (
+    "gpt 2 with unscaled attention": case(
         "gpt2",
-        {
-            **_GPT2,
-            "scale_attn_weights": False,
-            "scale_attn_by_inverse_layer_idx": True,
-            "n_inner": 80,
-            "activation_function": "relu",
-        },
+        _GPT2,
+        scale_attn_weights=False,
+        scale_attn_by_inverse_layer_idx=True,
+        n_inner=80,
+        activation_function="relu",
     ),
-    "starcoder 2 without biases": (
-        "starcoder2",
-        {**TWO, "use_bias": False, "hidden_act": "gelu", "tie_word_embeddings": False},
+    "starcoder 2 without biases": case(
+        "starcoder2", TWO, use_bias=False, hidden_act="gelu", tie_word_embeddings=False
     ),
     "gpt bigcode": ("gpt_bigcode", {**_GPT2, "activation_function": "relu", "n_inner": 80}),
-    "gpt bigcode with unscaled attention": (
+    "gpt bigcode with unscaled attention": case(
         "gpt_bigcode",
-        {**_GPT2, "scale_attn_weights": False, "tie_word_embeddings": False}
-        | {"layer_norm_epsilon": 0.01},
+        _GPT2,
+        scale_attn_weights=False,
+        tie_word_embeddings=False,
+        layer_norm_epsilon=0.01,
     ),
-    "gpt neo": (
+    "gpt neo": case(
         "gpt_neo",
-        {
-            "num_hidden_layers": 3,
-            **_FOUR_HEADS,
-            "attention_types": [[["global", "local"], 1], [["local"], 1]],
-            "window_size": WINDOW,
-            "layer_norm_epsilon": 0.01,
-        },
+        _FOUR_HEADS,
+        num_hidden_layers=3,
+        attention_types=[[["global", "local"], 1], [["local"], 1]],
+        window_size=WINDOW,
+        layer_norm_epsilon=0.01,
     ),
-    "gpt neo with a head of its own": (
+    "gpt neo with a head of its own": case(
         "gpt_neo",
-        {
-            **_GPT2,
-            "attention_types": [[["local"], 2]],
-            "window_size": WINDOW,
-            "intermediate_size": None,
-            "activation_function": "gelu",
-            "tie_word_embeddings": False,
-        },
+        _GPT2,
+        attention_types=[[["local"], 2]],
+        window_size=WINDOW,
+        intermediate_size=None,
+        activation_function="gelu",
+        tie_word_embeddings=False,
     ),
     "gpt j": ("gptj", {**_GPT2, "rotary_dim": 12, "layer_norm_epsilon": 0.01}),
-    "gpt j with a tied head": (
+    "gpt j with a tied head": case(
         "gptj",
-        {
-            **_GPT2,
-            "rotary_dim": 16,
-            "n_inner": 80,
-            "activation_function": "relu",
-            "tie_word_embeddings": True,
-        },
+        _GPT2,
+        rotary_dim=16,
+        n_inner=80,
+        activation_function="relu",
+        tie_word_embeddings=True,
     ),
     "opt": ("opt", {**_GPT2, "ffn_dim": 80}),
-    "opt without biases": (
+    "opt without biases": case(
         "opt",
-        {
-            **_GPT2,
-            "ffn_dim": 80,
-            "enable_bias": False,
-            "activation_function": "gelu",
-            "tie_word_embeddings": False,
-        },
+        _GPT2,
+        ffn_dim=80,
+        enable_bias=False,
+        activation_function="gelu",
+        tie_word_embeddings=False,
     ),
-    "falcon": ("falcon", {**TWO, "hidden_size": 64, "rope_parameters": FASTER}),
-    "falcon one block after the other": (
+    "falcon": ("falcon", {**_WIDE, "rope_parameters": FASTER}),
+    "falcon one block after the other": case(
         "falcon",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "parallel_attn": False,
-            "multi_query": False,
-            "bias": True,
-            "layer_norm_epsilon": 0.01,
-            "activation": "relu",
-        },
+        _WIDE,
+        parallel_attn=False,
+        multi_query=False,
+        bias=True,
+        layer_norm_epsilon=0.01,
+        activation="relu",
     ),
-    "falcon with norms of its blocks": (
+    "falcon with norms of its blocks": case(
         "falcon",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "new_decoder_architecture": True,
-            "num_kv_heads": 2,
-            "ffn_hidden_size": 80,
-            "tie_word_embeddings": False,
-        },
+        _WIDE,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        ffn_hidden_size=80,
+        tie_word_embeddings=False,
     ),
-    "falcon with a norm for both blocks": (
-        "falcon",
-        {
-            **TWO,
-            "hidden_size": 64,
-            "new_decoder_architecture": True,
-            "num_kv_heads": 2,
-            "num_ln_in_parallel_attn": 1,
-        },
+    "falcon with a norm for both blocks": case(
+        "falcon", _WIDE, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
     "nemotron": ("nemotron", {**TWO, "attention_bias": True, "mlp_bias": True, "norm_eps": 0.01}),
-    "nemotron with a tied head": (
-        "nemotron",
-        {
-            **TWO,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "rope_parameters": {**FASTER, "partial_rotary_factor": 0.75},
-        },
+    "nemotron with a tied head": case(
+        "nemotron", TWO, _TIED_GELU, rope_parameters={**FASTER, "partial_rotary_factor": 0.75}
     ),
     "jais 2": ("jais2", {**TWO, "layer_norm_eps": 0.01, "rope_parameters": FASTER}),
-    "jais 2 without biases": (
+    "jais 2 without biases": case(
         "jais2",
-        {
-            **TWO,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "hidden_act": "relu",
-            "tie_word_embeddings": True,
-        },
+        TWO,
+        attention_bias=False,
+        mlp_bias=False,
+        hidden_act="relu",
+        tie_word_embeddings=True,
     ),
     "olmo": ("olmo", {**TWO, "clip_qkv": 0.3, "rope_parameters": FASTER}),
-    "olmo with a tied head": (
-        "olmo",
-        {**TWO, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True},
+    "olmo with a tied head": case(
+        "olmo", TWO, attention_bias=True, hidden_act="gelu", tie_word_embeddings=True
     ),
 }

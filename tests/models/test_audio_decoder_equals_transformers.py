@@ -28,6 +28,7 @@ from kit.audio_decoders import (
     save_audio_decoder,
     tokenizer_json,
 )
+from kit.marks import slow
 from kit.rounding import tolerance
 from kit.small_tokenizers import PROSE
 from kvcast.checkpoints.source import fingerprint, open_checkpoint, read_dimensions
@@ -200,9 +201,7 @@ def test_logits_after_ragged_sounds_in_chunks(settings: Any, tmp_path: Path):
     compare("qwen3_asr", theirs, model, model.runtime)
 
 
-@pytest.mark.parametrize(
-    "name", ["other sizes", *(pytest.param(n, marks=pytest.mark.slow) for n in list(GRANITES)[::2])]
-)
+@pytest.mark.parametrize("name", ["other sizes", *(slow(n) for n in list(GRANITES)[::2])])
 def test_granites_of_other_sizes(name: str, tmp_path: Path):
     theirs = random_granite_speech(**GRANITES[name])
     save_audio_decoder(theirs, tmp_path)
@@ -210,9 +209,7 @@ def test_granites_of_other_sizes(name: str, tmp_path: Path):
     compare("granite_speech", theirs, model, model.runtime)
 
 
-@pytest.mark.parametrize(
-    "name", ["another delay", pytest.param("an embedding as head", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["another delay", slow("an embedding as head")])
 def test_realtime_voxtrals_of_other_sizes(name: str, tmp_path: Path):
     theirs = random_voxtral_realtime(**REALTIMES[name])
     save_audio_decoder(theirs, tmp_path)

@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 import kvcast
+from kit.marks import slow
 from kit.models import encoded
 from kit.random_barts import END, KINDS, PAD, POSITIONS, START, random_bart, save_bart
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
@@ -89,7 +90,7 @@ def cut(tokens):
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("runtime", ["native", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", ["native", slow("onnx")])
 def test_texts_are_those_that_transformers_generates(theirs, folder, runtime, beam):
     if runtime == "onnx" and open_checkpoint(folder).family.name == "t5gemma":
         with pytest.raises(UsageError, match="does not run on ONNX Runtime"):

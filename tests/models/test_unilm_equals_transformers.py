@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.marks import soak
 from kit.models import open_folder, whole_logits, write
 from kit.random_unilms import MODELS, random_unilm, save_unilm
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
@@ -64,7 +65,7 @@ def exported(models, tmp_path_factory):
 
 
 # test_cache_checks.py holds their graphs beside eager.
-@pytest.fixture(params=["eager", pytest.param("onnx", marks=pytest.mark.soak)])
+@pytest.fixture(params=["eager", soak("onnx")])
 def pair(request, models):
     oracle, programs = models
     eager = request.param == "eager"

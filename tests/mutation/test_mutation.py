@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kit.marks import slow, soak
 from kit.models import NEEDED
 from mutation.__main__ import main
 from mutation.damage import damaged_bytes, lying_json
@@ -28,9 +29,7 @@ def outcomes(name: str, cases: int) -> list[Case]:
     return list(run(name, FORMATS[name].written(), SEED, range(cases), SECONDS))
 
 
-@pytest.mark.parametrize(
-    "times", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("times", [slow(1), soak(10)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_read_or_refused_in_one_line(name: str, times: int):
     cases = outcomes(name, times * FEWER.get(name, CASES))

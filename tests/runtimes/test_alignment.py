@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import SHALLOW, SMALL, SMALL_T5
+from kit.marks import slow
 from kit.models import (
     encoded,
     int8_cross_caches,
@@ -34,11 +35,7 @@ RUNTIMES = {
 SLOW = {"aoti", "executorch"}  # exporting takes long
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNTIMES
-    ]
-)
+@pytest.fixture(params=[slow(name) if name in SLOW else name for name in RUNTIMES])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

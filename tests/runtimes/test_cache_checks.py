@@ -29,6 +29,7 @@ from kit.dimensions import (
     SMALL_T5,
     T5GEMMA2,
 )
+from kit.marks import slow
 from verification.subjects import assert_caches_are_right
 
 RING = replace(GEMMA3, windows=(5, None))
@@ -52,7 +53,7 @@ SLOW = [
 
 @pytest.mark.parametrize(
     ("dimensions", "runtime"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW if each not in QUICK)],
+    [*QUICK, *(slow(*each) for each in SLOW if each not in QUICK)],
     ids=lambda part: getattr(part, "architecture", part if isinstance(part, str) else "whisper"),
 )
 def test_checks_of_caches_pass(dimensions, runtime):

@@ -19,24 +19,10 @@ def overwrite_unused_positions(cache: Any, value: float) -> None:
             cell[cache.memory.places[row], :, int(length) :] = value
 
 
-def test_rows_of_one_input_share_its_cross_cache(subject: Subject) -> None:
-    inputs, given = subject.source(2, 4), random_tokens(6, 5, seed=5)
-    shared = whole(subject.runtime, inputs, given, rows=6)
-    repeated = whole(subject.runtime, tuple(np.repeat(part, 3, axis=0) for part in inputs), given)
-    np.testing.assert_allclose(shared, repeated, atol=TOLERANCE)
-
-
 def test_a_slot_that_is_read_cannot_be_filled(subject: Subject) -> None:
     cache = encoded(subject.runtime, subject.source(2, 54))
     with pytest.raises(ValueError, match="input 1 is still read by row 1"):
         subject.runtime.encode(cache, [1], *subject.source(1, 55))
-
-
-def test_a_row_that_reads_nothing_is_refused(subject: Subject) -> None:
-    cache = encoded(subject.runtime, subject.source(2, 56))
-    cache = subject.runtime.reset(cache, [1])
-    with pytest.raises(ValueError, match="row 1 reads no input"):
-        subject.runtime.decode([np.array([1])] * 2, cache)
 
 
 def test_garbage_in_unused_slots_changes_nothing(subject: Subject) -> None:

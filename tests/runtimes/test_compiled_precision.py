@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import kvcast
 from kit.dimensions import GEMMA3, ROFORMER, SMALL
+from kit.marks import slow, soak
 from kit.models import bundle, encoded, exported, open_folder, opened, speech, text
 from kit.written_dates import dates_split, write_date
 from kvcast.bundle.manifest import Manifest, read_bundle
@@ -34,9 +35,9 @@ RANDOM: Mapping[str, Any] = {
 }
 # Compiling takes long. Of int4, which is in kvcast's own kernels, test_aoti_packed holds products;
 # a UniLM's decode is a decoder's, and a T5 in fp32 writes dates in test_targets.
-CASES = [pytest.param(("whisper", "int8"), marks=pytest.mark.slow)]
+CASES = [slow(("whisper", "int8"))]
 CASES += [
-    pytest.param(case, marks=pytest.mark.soak)
+    soak(case)
     for case in (("decoder", "int8"), ("decoder", "int4"), ("t5", "int8"), ("unilm", "none"))
 ]
 

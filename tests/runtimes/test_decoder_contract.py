@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kit.dimensions import GEMMA3, GEMMA4, GRANITE4, LFM2, MISTRAL, QWEN3_5
+from kit.marks import slow
 from kit.models import opened
-from kvcast.errors import KvcastError
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
 
 TOLERANCE = 1e-4
@@ -19,12 +19,12 @@ SUBJECTS = [
     *((GEMMA3, runtime) for runtime in ("eager", "onnx", "native")),
     *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4)),
     # Compiling takes long: the model with the most kinds of things in it.
-    pytest.param((replace(GEMMA3, windows=(5, None)), "aoti"), marks=pytest.mark.slow),
+    slow((replace(GEMMA3, windows=(5, None)), "aoti")),
 ]
 RINGS = [(MISTRAL, "eager"), (MISTRAL, "onnx"), (MISTRAL, "native")]
 CONVOLUTIONS = [
     *((LFM2, runtime) for runtime in ("eager", "native", "onnx")),
-    *(pytest.param((LFM2, name), marks=pytest.mark.slow) for name in ("aoti", "executorch")),
+    *(slow((LFM2, name)) for name in ("aoti", "executorch")),
 ]
 STATES = [(QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")] + [(GRANITE4, "native")]
 
@@ -97,12 +97,6 @@ def test_a_longer_row_that_goes_on_from_a_shorter_one_with_its_own_past(runtime,
     assert_close(logits[:, 0], [whole(prompt[:20], token)[-1] for token in (3, 4)])
 
 
-def test_a_prefix_that_is_too_long_to_adopt_is_one_line(runtime):
-    _, kept = runtime.decode([random_tokens(20)], runtime.new_cache(1, 128))
-    with pytest.raises(KvcastError, match="of 19 positions cannot hold 20"):
-        runtime.adopt(runtime.new_cache(2, 19), [1], kept, [0])
-
-
 def rejected_and_kept(runtime, whole, prompt, tokens, kept, most):
     """Feed tokens ahead of what stays, again and again; return how many could be fed ahead."""
     other = random_tokens(9, seed=99)
@@ -167,12 +161,6 @@ def test_the_caller_may_overwrite_logits(runtime, whole):
         last = logits[:, 0].copy()
         logits[...] = np.nan
     assert_close(last, [whole(prompt)[-1]] * 2)
-
-
-def test_too_many_positions_are_one_line(runtime):
-    cache = runtime.new_cache(1, 5)
-    with pytest.raises(KvcastError, match="holds 5 positions and is full"):
-        runtime.decode([random_tokens(6)], cache)
 
 
 @pytest.mark.parametrize("subject", [RINGS[1]], ids=name)

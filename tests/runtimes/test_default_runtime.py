@@ -41,10 +41,8 @@ def test_a_compiler_that_fails_is_asked_once(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     phases: list[str] = []
-    assert [default_runtime(PrecisionRequest(), phases.append) for _ in range(2)] == [
-        "onnx",
-        "onnx",
-    ]
+    for _ in range(2):
+        assert default_runtime(PrecisionRequest(), phases.append) == "onnx"
     assert phases == ["compiling kernels"]
 
 

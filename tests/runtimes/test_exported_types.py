@@ -1,48 +1,27 @@
 """Model types whose layers differ from Llama's, exported: a bundle computes what native does."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kit.decoder_cases import LOCAL_EXPERTS, LONGROPE, MULTIPLIERS, TRAINED, TWO, WINDOW
+from kit.decoder_cases import SIZES as CASE_SIZES
+from kit.marks import slow, soak
 from kit.models import checkpoint_of, open_folder, random_programs, write
 from kvcast.checkpoints.decoder.huggingface import decoder_dimensions
 from kvcast.families.decoder import DecoderDimensions
 from kvcast.runtimes.native.target import NativeTarget
 from kvcast.spec.runtimes import BundlePrecision
 
-WINDOW, STEPS = 7, 6
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-}
+STEPS = 6
+SIZES = {**CASE_SIZES, **TWO, "vocab_size": 61, "hidden_size": 64, "intermediate_size": 48}
 WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 TYPES: dict[str, dict[str, Any]] = {
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0},
-    "phi3": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.75,
-            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
-            "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
-        },
-        "original_max_position_embeddings": 32,
-    },
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.3,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
-    },
+    "phi3": {**LONGROPE, **TRAINED},
+    "granite": MULTIPLIERS,
     "smollm3": {"no_rope_layers": [0, 1]},
     "olmo3": WINDOWS,
     "exaone4": WINDOWS,
@@ -55,12 +34,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "phi": {"qk_layernorm": True},
     "gpt2": {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True},
     "qwen3_moe": EXPERTS,
-    "gpt_oss": {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": WINDOW,
-        "swiglu_limit": 0.75,
-    },
+    "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": WINDOW, "swiglu_limit": 0.75},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True, "block_multiple_of": 16},
     "qwen3_5_text": {
         "layer_types": ["linear_attention", "full_attention"],
@@ -70,8 +44,6 @@ TYPES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
     },
 }
-slow = partial(pytest.param, marks=pytest.mark.slow)
-soak = partial(pytest.param, marks=pytest.mark.soak)
 PAIRS = [("onnx", "lfm2"), *(slow("onnx", kind) for kind in TYPES if kind != "lfm2")]
 # Lowering takes long: types that have most of what other types have.
 PAIRS += [slow("executorch", kind) for kind in ("phi3", "cohere2")]

@@ -42,14 +42,11 @@ def test_only_what_comes_after_the_parting_is_copied() -> None:
     assert moves == [Moves([1], [2], 3, 5)]
 
 
-def test_rows_that_go_on_from_longer_ones_take_the_rest() -> None:
+def test_rows_that_go_on_from_longer_ones_take_the_rest_and_from_shorter_ones_all() -> None:
+    """A ring may have lost what the shorter one holds."""
     history, moves = grown(fanned_out(2, 2), 0, 2).reorder([1, 1])
     assert moves == [Moves([0], [1], 2, 4)]
     assert history.lengths.tolist() == [4, 4]
-
-
-def test_rows_that_go_on_from_shorter_ones_take_all() -> None:
-    """A ring may have lost what the shorter one holds."""
     _, moves = grown(fanned_out(2, 2), 2, 0).reorder([1, 1])
     assert moves == [Moves([0], [1], 0, 2)]
 

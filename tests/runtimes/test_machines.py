@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kit.dimensions import GEMMA3, GEMMA4, LFM2, QWEN3_5, ROFORMER, SMALL, SMALL_T5
+from kit.marks import slow, soak
 from kit.models import (
     Source,
     Subject,
@@ -25,12 +26,8 @@ from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from verification.faults import Around, KeepsEarlierInput
 
-EXAMPLES = [8, pytest.param(20, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.soak)]
-EXAMPLES_OF_INT8 = [
-    4,
-    pytest.param(15, marks=pytest.mark.slow),
-    pytest.param(300, marks=pytest.mark.soak),
-]
+EXAMPLES = [8, slow(20), soak(400)]
+EXAMPLES_OF_INT8 = [4, slow(15), soak(300)]
 SEEDS = st.integers(0, 1000)
 
 

@@ -21,10 +21,7 @@ from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 from runtimes.aoti.small_package import compiled_products
 
-
-@pytest.fixture
-def compiled():
-    return compiled_products()
+compiled = pytest.fixture(compiled_products)
 
 
 @pytest.fixture
@@ -69,23 +66,30 @@ def test_a_bundle_runs_on_no_other_runtime(runtime, compiled):
         kvcast.load(compiled, runtime=runtime)
 
 
-def changed(folder, **fields):
-    """A copy of a bundle of ONNX Runtime, in `folder`, with a changed manifest."""
-    shutil.copytree(bundle(LLAMA), folder)
+@pytest.mark.parametrize(
+    ("fields", "options", "line"),
+    [
+        (
+            *(
+                {"runtime": "aoti", "processor": [*instruction_sets(), "avx9000"]},
+                {"runtime": "aoti"},
+            ),
+            "a processor with avx9000, which this one lacks",
+        ),
+        ({"runtime": "abacus"}, {}, "abacus"),
+    ],
+    ids=["processor", "runtime"],
+)
+def test_code_of_another_processor_or_runtime_is_refused(tmp_path, fields, options, line):
+    folder = shutil.copytree(bundle(LLAMA), tmp_path / "bundle")
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | fields))
-    return folder
-
-
-def test_another_processors_code_is_refused_before_it_is_loaded(tmp_path):
-    processor = [*instruction_sets(), "avx9000"]
-    folder = changed(tmp_path / "bundle", runtime="aoti", processor=processor)
-    with pytest.raises(KvcastError, match="a processor with avx9000, which this one lacks"):
-        kvcast.load(folder, runtime="aoti")
+    with pytest.raises(KvcastError, match=line):
+        kvcast.load(folder, **options)
 
 
 @pytest.mark.parametrize(
-    ("numbers", "line"),
+    ("precision", "line"),
     [
         ({"quantize": "none", "cache": "int8"}, "caches in --dtype fp32: drop --cache int8"),
         ({"quantize": "int8", "cache": "fp32"}, "caches in --dtype bf16: drop --cache fp32"),
@@ -94,9 +98,9 @@ def test_another_processors_code_is_refused_before_it_is_loaded(tmp_path):
         ({"device": "tpu"}, "device must be one of cpu, cuda"),
     ],
 )
-def test_what_cannot_be_had_is_told_in_one_line(tmp_path, numbers, line):
+def test_what_is_not_supported_is_refused_in_one_line(tmp_path, precision, line):
     with pytest.raises(UsageError, match=line):
-        kvcast.export_bundle("demo-t5", tmp_path / "bundle", runtime="aoti", **numbers)
+        kvcast.export_bundle("demo-t5", tmp_path / "bundle", runtime="aoti", **precision)
     assert not (tmp_path / "bundle").exists()
 
 
@@ -108,15 +112,13 @@ def test_matrices_are_in_fp32_unless_asked_for_otherwise_and_the_rest_follows():
     assert target.choose_precision(PrecisionRequest(dtype="fp16", cache="fp16")).quantize == "none"
 
 
-def test_without_a_cuda_device_nothing_is_compiled_for_one(monkeypatch, tmp_path):
+def test_without_a_cuda_device_nothing_is_compiled_for_one_or_loaded(
+    compiled, monkeypatch, tmp_path
+):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(KvcastError, match="--device cuda needs a CUDA device"):
         kvcast.export_bundle("demo-t5", tmp_path / "b", runtime="aoti", device="cuda")
     assert not (tmp_path / "b").exists()
-
-
-def test_without_a_cuda_device_nothing_that_was_compiled_for_one_is_loaded(compiled, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     manifest = replace(read_bundle(compiled), device="cuda")
     with pytest.raises(KvcastError, match="compiled for a CUDA device, and there is none here"):
         TARGETS["aoti"].open("decoder", compiled, manifest, 1)
@@ -150,8 +152,3 @@ def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
     (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "g++").chmod(0o755)
     assert find_compiler() == str(compiler)
-
-
-def test_a_bundle_of_an_unknown_runtime_is_refused(tmp_path):
-    with pytest.raises(KvcastError, match="abacus"):
-        kvcast.load(changed(tmp_path / "bundle", runtime="abacus"))

@@ -17,6 +17,7 @@ import pytest
 
 from kit import dimensions as every
 from kit.dimensions import GEMMA3, GPT_OSS, LFM2, LLAMA, MIXTRAL, QWEN3_5, SMALL, SMALL_T5, T5GEMMA2
+from kit.marks import slow
 from kit.models import bundle, checkpoint_of, encoded, random_programs, speech
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.writing import seal
@@ -108,10 +109,7 @@ def test_all_families_do_on_eager(dimensions: Any):
     assert "copied" not in {cache.how for cache in decode.caches}
 
 
-@pytest.mark.parametrize(
-    "dimensions",
-    [SMALL, *(pytest.param(d, marks=pytest.mark.slow) for d in (GEMMA3, MIXTRAL, SMALL_T5))],
-)
+@pytest.mark.parametrize("dimensions", [SMALL, *(slow(d) for d in (GEMMA3, MIXTRAL, SMALL_T5))])
 def test_layers_of_a_graph_read_each_weight_once(dimensions: Any):
     folder = bundle(dimensions)
     decode, counted = exported(folder, dimensions)["decode"], work(dimensions)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import ROFORMER, SIMBERT
+from kit.marks import slow
 from kit.models import opened, random_programs, whole_logits
 from kvcast.errors import KvcastError
 
@@ -22,8 +23,8 @@ SUBJECTS = [
     *((dimensions, "eager") for dimensions in (ROFORMER, SIMBERT)),
     *((ROFORMER, runtime) for runtime in ("onnx", "native")),
     # Compiling takes long: the model with the most programs.
-    pytest.param((replace(ROFORMER, layers=1), "aoti"), marks=pytest.mark.slow),
-    pytest.param((SIMBERT, "onnx"), marks=pytest.mark.slow),
+    slow((replace(ROFORMER, layers=1), "aoti")),
+    slow((SIMBERT, "onnx")),
 ]
 programs_of = cache(random_programs)
 
@@ -81,15 +82,6 @@ def written_on(runtime, cache, steps, seed=0):
     for tokens in targets.T:
         logits, cache = runtime.decode(one_each(tokens), cache)
     return logits[:, 0].copy(), targets, cache
-
-
-def test_a_source_of_one_token_beside_rows_that_step(runtime, last):
-    sources = [*random_rows(6, 17), random_tokens(1, seed=3)]
-    cache = runtime.new_cache(3, 32)
-    _, cache = runtime.decode(sources[:2], cache, rows=[0, 1])
-    logits, _ = runtime.decode([*one_each([5, 6]), sources[2]], cache)
-    expected = last(sources, [np.array([5]), np.array([6]), NOTHING])
-    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
 
 
 def test_source_b_after_source_a_gives_what_a_fresh_cache_gives(runtime):
@@ -190,20 +182,3 @@ def test_no_sources_have_no_embeddings(runtime):
 def test_sources_that_cannot_be_embedded_are_one_line(runtime, length):
     with pytest.raises(KvcastError, match=f"source 1 has {length} tokens .* takes 1 to 128"):
         runtime.embed([random_tokens(3), random_tokens(length)])
-
-
-def test_too_many_positions_are_one_line(runtime):
-    with pytest.raises(KvcastError, match="holds 5 positions and is full"):
-        runtime.decode([random_tokens(6)], runtime.new_cache(1, 5))
-
-
-def test_greedy_targets_are_the_same_tokens_as_eager(eager, runtime):
-    written = []
-    for candidate in (eager, runtime):
-        logits, cache = filled(candidate, random_rows(8, 3, 20))
-        tokens = [logits.argmax(-1)]
-        for _ in range(40):
-            logits, cache = candidate.decode(one_each(tokens[-1]), cache)
-            tokens.append(logits[:, 0].argmax(-1))
-        written.append(np.stack(tokens))
-    np.testing.assert_array_equal(*written)

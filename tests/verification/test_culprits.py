@@ -24,6 +24,7 @@ from kit.dimensions import (
     SMALL,
     SMALL_T5,
 )
+from kit.marks import slow
 from kit.models import bundle, open_folder, opened, random_tensors
 from kvcast.bundle.manifest import read_bundle
 from kvcast.families.table import family_with
@@ -200,7 +201,7 @@ MORE = [GEMMA3, GEMMA4, GPT_OSS, LFM2, QWEN3_5, MIXTRAL, ROFORMER, SMALL, MARIAN
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 @pytest.mark.parametrize(
     "dimensions",
-    [*SOUND[:1], *(pytest.param(each, marks=pytest.mark.slow) for each in SOUND[1:] + MORE)],
+    [*SOUND[:1], *(slow(each) for each in SOUND[1:] + MORE)],
     ids=lambda each: getattr(each, "architecture", "whisper"),
 )
 def test_sound_files_have_no_fault(dimensions, quantize):

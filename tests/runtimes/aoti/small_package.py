@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kit.models import once
-from kvcast.bundle.manifest import Manifest
+from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.bundle.writing import seal
 from kvcast.models.executor import TorchProgram
 from kvcast.runtimes.aoti import lowering as aoti
@@ -77,16 +77,10 @@ def _write(folder: Path) -> None:
     folder.mkdir()
     precision = Precision(quantize="int4")
     graphs = aoti.lower({"decode": signature()}, precision, folder, blocks_of=own_codes)
-    seal(
-        folder,
-        Manifest(
-            family="decoder",
-            runtime="aoti",
-            quantize="int4",
-            dimensions={},
-            cache=(),
-            graphs=graphs,
-            source={},
-            tools={},
-        ),
-    )
+    seal_graphs(folder, graphs, "int4")
+
+
+def seal_graphs(folder: Path, graphs: dict[str, Graph], quantize: str) -> Manifest:
+    """Write the manifest of a bundle without a model."""
+    described = {"family": "decoder", "runtime": "aoti", "quantize": quantize, "graphs": graphs}
+    return seal(folder, Manifest(dimensions={}, cache=(), source={}, tools={}, **described))

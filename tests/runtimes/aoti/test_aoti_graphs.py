@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -18,9 +19,9 @@ from torch._inductor import config
 from torch._inductor.codegen import cpp
 
 from kit.dimensions import GEMMA3, LFM2, SHALLOW
+from kit.marks import slow
 from kit.models import bundle, random_programs
-from kvcast.bundle.manifest import Manifest, read_bundle
-from kvcast.bundle.writing import seal
+from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
 from kvcast.runtimes.aoti import inductor
 from kvcast.runtimes.aoti import lowering as aoti
@@ -36,7 +37,7 @@ from kvcast.runtimes.aoti.operators import kept
 from kvcast.runtimes.aoti.precision import Precision
 from kvcast.runtimes.aoti.runtime import open_programs
 from kvcast.runtimes.lowering.torch_export import Signature, signatures_of
-from runtimes.aoti.small_package import compiled_products
+from runtimes.aoti.small_package import compiled_products, seal_graphs
 
 # Operators that copy a tensor or concatenate two.
 COPIES = re.compile(r"aoti_torch_(?:cpu_)?(?:copy_?|clone\w*|cat\w*|repeat\w*|expand_copy\w*)\(")
@@ -103,9 +104,8 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def whisper_step() -> Step:
-    programs = random_programs(SHALLOW)
-    return Step.lower(signatures_of(programs)["decode"])
+def whisper_step(small_programs) -> Step:
+    return Step.lower(signatures_of(small_programs)["decode"])
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +118,7 @@ def convolution_step() -> Step:
     return Step.lower(signatures_of(random_programs(LFM2))["decode"])
 
 
-@pytest.fixture(
-    params=[
-        "whisper_step",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ring_step", "convolution_step")),
-    ]
-)
+@pytest.fixture(params=["whisper_step", slow("ring_step"), slow("convolution_step")])
 def source(request):
     return request.getfixturevalue(request.param).source
 
@@ -181,12 +176,7 @@ def test_nothing_in_the_package_names_a_folder_of_this_machine(compiled):
 @pytest.mark.parametrize("file", [aoti.PACKAGE, aoti.WEIGHTS])
 @pytest.mark.parametrize("damage", ["changed", "truncated", "foreign"])
 def test_a_damaged_package_is_refused_before_it_is_opened(compiled, file, damage, tmp_path):
-    folder = tmp_path / "bundle"
-    for path in compiled.rglob("*"):
-        if path.is_file():
-            target = folder / path.relative_to(compiled)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    folder = copytree(compiled, tmp_path / "bundle")
     content = (folder / file).read_bytes()
     changed = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
     damages = {"changed": changed, "truncated": content[:-1], "foreign": b"PK\x03\x04"}
@@ -268,12 +258,8 @@ def test_prefill_and_decode_are_two_forms_of_one_export(monkeypatch, tmp_path):
     with pytest.raises(StoppedError):
         aoti.lower(signatures_of(programs), precision, tmp_path, on_phase=phases.append)
     assert len(traced) == 1
-    assert phases == [
-        "exporting decode",
-        "quantising decode",
-        "quantising prefill",
-        "compiling decode",
-    ]
+    quantising = ["quantising decode", "quantising prefill"]
+    assert phases == ["exporting decode", *quantising, "compiling decode"]
 
 
 def test_no_stride_is_derived_twice():
@@ -340,19 +326,7 @@ def test_a_tuned_program_finds_its_own_layout_of_its_weights_and_tells_nothing(t
     linear = nn.Linear(64, 96, bias=False).bfloat16()
     graphs = aoti.lower({"encode": product(linear)}, Precision(), tmp_path, max_autotune=True)
     assert "AUTOTUNE" not in "".join(capfd.readouterr()).upper()
-    manifest = seal(
-        tmp_path,
-        Manifest(
-            family="t5",
-            runtime="aoti",
-            quantize="none",
-            dimensions={},
-            cache=(),
-            graphs=graphs,
-            source={},
-            tools={},
-        ),
-    )
+    manifest = seal_graphs(tmp_path, graphs, "none")
     hidden = torch.randn(3, 64).bfloat16()
     (result,) = open_programs(tmp_path, manifest, threads=1)["encode"]([hidden], {})
     torch.testing.assert_close(result, linear(hidden).float(), atol=0.02, rtol=0.02)

@@ -69,9 +69,8 @@ def test_a_cache_that_is_copied_is_found(call: str, tmp_path: Path):
         path.write_text(text, encoding="utf-8")
         files[name] = [str(path)]
     write_sources(folder, files)
-    assert [
-        copy.name for copy in copies_of(folder, read_bundle(bundle(SHALLOW, runtime="aoti")))
-    ] == ["past_key_0"]
+    manifest = read_bundle(bundle(SHALLOW, runtime="aoti"))
+    assert [copy.name for copy in copies_of(folder, manifest)] == ["past_key_0"]
 
 
 def test_the_c_plus_plus_beside_a_package_names_no_folder_of_this_machine():
@@ -81,7 +80,7 @@ def test_the_c_plus_plus_beside_a_package_names_no_folder_of_this_machine():
         assert f"{folder}/" not in code
 
 
-def test_a_package_without_its_c_plus_plus_is_told(tmp_path: Path):
+def test_a_package_without_its_c_plus_plus_is_refused(tmp_path: Path):
     package = tmp_path / "aoti/model.pt2"
     package.parent.mkdir()
     package.write_bytes((compiled_products() / "aoti/model.pt2").read_bytes())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.marks import slow
+
 FILE = "executorch/model.pte"  # in a bundle
 # Lowering takes long: one encoder-decoder is lowered always, the others seldom.
-T5, DECODER, UNILM = (
-    pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "decoder", "unilm")
-)
+T5, DECODER, UNILM = (slow(name) for name in ("t5", "decoder", "unilm"))
 _FOLDER = Path(__file__).parents[3] / "docs" / "executorch"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import EXECUTORCH, GEMMA3, MIXED, MIXTRAL, SHALLOW
+from kit.marks import soak
 from kit.models import SPECIAL_TOKENS, bundle, encoded, opened, random_programs, speech, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -152,10 +153,8 @@ def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_p
     from kvcast.runtimes.executorch.methods import Methods
 
     methods = Methods(_folder(name) / FILE, threads=1)
-    told = {fact: methods.run(fact, []) for fact in facts}
-    assert told == {
-        fact: value if isinstance(value, list) else [value] for fact, value in facts.items()
-    }
+    for fact, value in facts.items():
+        assert methods.run(fact, []) == (value if isinstance(value, list) else [value])
     first = {"start_tokens": [EXECUTORCH[name].start_token]} if name == "t5" else {}
     assert SPECIAL_TOKENS | first == {token: facts[token] for token in SPECIAL_TOKENS}
     assert facts.keys() <= set(re.findall(r"`(\w+)`", _PAGE.read_text("utf-8")))
@@ -166,9 +165,7 @@ def test_a_caller_finds_what_it_must_know_in_the_file_in_the_bundle_and_on_the_p
 
 
 @pytest.mark.slow
-def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches_are_rings() -> (
-    None
-):
+def test_whispers_file_has_the_shape_of_features_and_the_decoders_which_caches_are_rings() -> None:
     facts = [_facts(name) for name in ("whisper", "decoder")]
     assert (facts[0]["mel_bins"], facts[0]["mel_frames"]) == (80, 2 * SHALLOW.source_positions)
     assert [fact["rings"] for fact in facts] == [[0], [1, 0]]
@@ -180,9 +177,9 @@ def test_whispers_file_tells_the_shape_of_features_and_the_decoders_which_caches
     [
         # Its encoder is in 8da8w.
         ("whisper", "8da4w", 0.9, 0.5),
-        pytest.param("whisper", "8da8w", 0.98, 0.5, marks=pytest.mark.soak),
-        pytest.param("unilm", "8da8w", 0.98, 0.8, marks=pytest.mark.soak),
-        pytest.param("unilm", "8da4w", 0.9, 0.7, marks=pytest.mark.soak),
+        soak("whisper", "8da8w", 0.98, 0.5),
+        soak("unilm", "8da8w", 0.98, 0.8),
+        soak("unilm", "8da4w", 0.9, 0.7),
     ],
 )
 def test_quantised_logits_follow_eagers_and_the_file_is_smaller(
@@ -190,18 +187,16 @@ def test_quantised_logits_follow_eagers_and_the_file_is_smaller(
 ) -> None:
     dimensions = EXECUTORCH[name]
     logits = []
-    for candidate in (
-        opened(dimensions, quantize, "executorch"),
-        opened(dimensions, runtime="eager"),
-    ):
+    runtimes = opened(dimensions, quantize, "executorch"), opened(dimensions, runtime="eager")
+    for candidate in runtimes:
         encoder_decoder = name == "whisper"
         cache = encoded(candidate, speech(1, 0)) if encoder_decoder else candidate.new_cache(1, 8)
         logits.append(candidate.decode([np.array([1, 2, 3])], cache)[0].ravel())
     assert not np.array_equal(*logits)
     assert np.corrcoef(*logits)[0, 1] > least
     sizes = [
-        (bundle(dimensions, numbers, "executorch") / FILE).stat().st_size
-        for numbers in (quantize, "none")
+        (bundle(dimensions, each, "executorch") / FILE).stat().st_size
+        for each in (quantize, "none")
     ]
     assert sizes[0] < smaller * sizes[1]
 

@@ -16,8 +16,8 @@ def in_whole_range(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     return (np.rint((blocks - least) / step) * step + least).reshape(matrix.shape)
 
 
-def error(numbers: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
-    return float(np.square(numbers - matrix).mean() / matrix.var())
+def error(values: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
+    return float(np.square(values - matrix).mean() / matrix.var())
 
 
 @pytest.mark.parametrize(("shift", "tail"), [(0, 0.0), (3, 0.0), (0, 0.5)])

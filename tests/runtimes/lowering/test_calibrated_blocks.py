@@ -129,11 +129,8 @@ def test_inputs_that_are_no_multiple_of_a_block_are_left_to_the_lowering() -> No
     assert calibrated.blocks_of("decoder.layers.0.feed_forward.down.weight") is None
 
 
-def broken(programs: TorchModel) -> TorchModel:
+def test_weights_whose_logits_are_not_finite_are_refused() -> None:
+    programs = short(LLAMA)
     programs.weights["decoder.norm.weight"].fill_(torch.nan)
-    return programs
-
-
-def test_weights_that_give_no_numbers_are_refused() -> None:
     with pytest.raises(KvcastError, match="logits are not all finite"):
-        calibrate(broken(short(LLAMA)), no_blocks, ignore_phase)
+        calibrate(programs, no_blocks, ignore_phase)

@@ -1,7 +1,6 @@
 """The attention instructions over NumPy arrays, and what they must give, in float64."""
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -11,15 +10,11 @@ from numpy.typing import NDArray
 from kvcast.runtimes.native.library import Machine
 from kvcast.runtimes.native.opcodes import SCALE_BYTES, Operation, bits
 from runtimes.native.guarded import guarded
+from runtimes.native.native_calls import machine, strided
 
 Array = NDArray[Any]
 _NUMBERS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.int8): 5}
 NONE = np.zeros(0, np.float32)
-
-
-@cache
-def machine(threads: int, instructions: str) -> Machine:
-    return Machine(threads, instructions)
 
 
 def _flat(lines: Array) -> list[int]:
@@ -80,21 +75,12 @@ def run(on: Machine, operation: Operation, words: list[int]) -> None:
     on.run(np.array([operation, len(words), *words], np.int64))
 
 
-def strided(lines: Array, stride: int) -> Array:
-    """Return lines [n, width] that lie `stride` numbers apart, ending at a guard page."""
-    n, width = lines.shape
-    buffer = guarded(np.full((n - 1) * stride + width, np.nan, np.float32))
-    view = np.lib.stride_tricks.as_strided(buffer, lines.shape, (4 * stride, 4))
-    view[...] = lines
-    return view
-
-
 class Brief:
-    """Arrays are told by their shapes."""
+    """Shows arrays by their shapes."""
 
     def __repr__(self) -> str:
-        told = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return f"{type(self).__name__}({', '.join(f'{n}={_brief(x)}' for n, x in told.items())})"
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{n}={_brief(x)}' for n, x in shown.items())})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # Hypothesis's own would write all numbers
@@ -410,11 +396,8 @@ class WholeCall(Brief):
         words += [word for rows in lines for word in _flat(rows)]
         words += [_pointer(lengths), bits(self.scale), bits(self.softcap)]
         words += [*(map(_pointer, tables) if tables else (0, 0)), *_bias(bias)]
-        run(
-            machine(threads, instructions),
-            Operation.WHOLE_ATTENTION,
-            [*words, int(self.exact), *_flat(out)],
-        )
+        words += [int(self.exact), *_flat(out)]
+        run(machine(threads, instructions), Operation.WHOLE_ATTENTION, words)
         return out.reshape(self.query.shape).copy()
 
     def expected(self) -> Array:

@@ -62,7 +62,7 @@ def strided(rows: Floats, stride: int) -> Floats:
 
 
 def untouched(rows: Floats) -> bool:
-    """Tell whether NaN still lies between strided rows."""
+    """Return whether NaN still lies between strided rows."""
     count, width = rows.shape
     stride = rows.strides[0] // 4
     between = np.lib.stride_tricks.as_strided(
@@ -112,13 +112,8 @@ class Rounded:
 
     def equals(self, other: "Rounded") -> bool:
         return all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in (
-                (self.codes, other.codes),
-                (self.scales, other.scales),
-                (self.offsets, other.offsets),
-                (self.fine, other.fine),
-            )
+            np.array_equal(getattr(self, part), getattr(other, part))
+            for part in ("codes", "scales", "offsets", "fine")
         )
 
 

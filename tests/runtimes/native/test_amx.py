@@ -91,17 +91,8 @@ def test_a_set_that_does_not_run_here_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_the_real_instructions_compile(options: tuple[str, ...], tmp_path: Path) -> None:
     """The library's own compiler does so at every test; emulation leaves them out."""
     for source in (SOURCES / "amx").glob("*.cpp"):
-        command = [
-            *options,
-            "-std=c++17",
-            "-w",
-            f"-I{SOURCES}",
-            "-c",
-            source,
-            "-o",
-            tmp_path / "compiled.o",
-        ]
+        files = ["-c", source, "-o", tmp_path / "compiled.o"]
         try:
-            subprocess.run(command, check=True)
+            subprocess.run([*options, "-std=c++17", "-w", f"-I{SOURCES}", *files], check=True)
         except FileNotFoundError:
             pytest.skip(f"{options[0]} is not installed")

@@ -171,18 +171,7 @@ def test_a_cache_that_is_written_gives_queries_in_any_order_what_they_had(
 @each_set
 def test_queries_past_a_written_cache_are_refused(instructions: str) -> None:
     rng = np.random.default_rng(0)
-    heads = [normal(rng, 1, 3, 2, 8) for _ in range(3)]
-    past = [[normal(rng, 2, 2, 8)] for _ in range(2)]
-    kinds = {"key_number": np.float32, "value_number": np.float32}
-    call = SelfCall(
-        query=heads[0],
-        key=heads[1],
-        value=heads[2],
-        past_keys=past[0],
-        past_values=past[1],
-        capacity=5,
-        **kinds,
-    )
+    call = linear_call(rng, 3, 2)
     _, keys, values = call.run(1, instructions)
     call = replace(call, query=np.repeat(call.query, 2, axis=1))
     for offset in (-1, 3):
@@ -566,35 +555,9 @@ def test_every_half_is_read_and_every_rounding_written(instructions: str) -> Non
 @each_set
 @pytest.mark.parametrize("capacity", [9, 12, 40])
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
-def test_self_attention_is_torchs(capacity: int, softcap: float, instructions: str) -> None:
-    import torch
-
-    from kvcast.models.ops.attention import self_attention
-
-    call = linear_call(np.random.default_rng(2), 7, 21)
-    angles = np.random.default_rng(3).uniform(0, 6, (28, 16))
-    tables = {name: f(angles).astype(np.float32) for name, f in WAVES.items()}
-    call = replace(call, capacity=capacity, window=9, softcap=softcap, **tables)
-    mixed, keys, values = call.run(2, instructions)
-    caches = [torch.tensor(np.nan_to_num(cache)) for cache in call.caches()]
-    flat = [torch.tensor(x).flatten(2) for x in (call.query, call.key, call.value)]
-    waves = [torch.tensor(table) for table in tables.values()]
-    expected = self_attention(
-        *flat, *caches, torch.tensor(call.lengths), call.scale, 9, softcap, *waves
-    )
-    close(mixed.reshape(2, 7, -1), expected.numpy())
-    for ours, theirs in zip((keys, values), caches, strict=True):
-        close(np.nan_to_num(ours), theirs.numpy())
-
-
-WAVES = {"cosines": np.cos, "sines": np.sin}
-
-
-@each_set
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("capacity", [9, 40])
-def test_attention_to_a_cache_and_an_input_in_one_softmax_is_torchs(
-    capacity: int, softcap: float, instructions: str
+@pytest.mark.parametrize("crossing", [False, True])
+def test_self_attention_is_torchs_also_with_an_input_in_the_same_softmax(
+    capacity: int, softcap: float, crossing: bool, instructions: str
 ) -> None:
     import torch
 
@@ -602,21 +565,25 @@ def test_attention_to_a_cache_and_an_input_in_one_softmax_is_torchs(
 
     rng = np.random.default_rng(5)
     angles = rng.uniform(0, 6, (28, 16))
-    tables = {name: f(angles).astype(np.float32) for name, f in WAVES.items()}
-    cross = [normal(rng, 1, 2, 13, 32) for _ in range(2)]
-    held = np.array([11], np.int32)
-    names = {"cross_key": cross[0], "cross_value": cross[1], "cross_lengths": held}
-    call = linear_call(rng, 7, 21, capacity=capacity, window=9, softcap=softcap, **tables, **names)
-    mixed, _, _ = call.run(2, instructions)
+    tables: dict[str, Any] = {
+        name: f(angles).astype(np.float32) for name, f in (("cosines", np.cos), ("sines", np.sin))
+    }
+    if crossing:
+        tables |= {name: normal(rng, 1, 2, 13, 32) for name in ("cross_key", "cross_value")}
+        tables["cross_lengths"] = np.array([11], np.int32)
+    call = linear_call(rng, 7, 21, capacity=capacity, window=9, softcap=softcap, **tables)
+    mixed, keys, values = call.run(2, instructions)
     caches = [torch.tensor(np.nan_to_num(cache)) for cache in call.caches()]
     flat = [torch.tensor(x).flatten(2) for x in (call.query, call.key, call.value)]
     given = [torch.tensor(call.lengths), call.scale, 9, softcap]
-    options = {name: torch.tensor(x) for name, x in {**tables, **names}.items()}
+    options = {name: torch.tensor(table) for name, table in tables.items()}
     expected = self_attention(*flat, *caches, *given, **options)
     close(mixed.reshape(2, 7, -1), expected.numpy())
-    close(call.expected(), mixed)
-    alone = replace(call, cross_key=None, cross_value=None, cross_lengths=None)
-    assert np.abs(alone.run(2, instructions)[0] - mixed).max() > 0.1
+    for ours, theirs in zip((keys, values), caches, strict=True):
+        close(np.nan_to_num(ours), theirs.numpy())
+    if crossing:
+        alone = replace(call, cross_key=None, cross_value=None, cross_lengths=None)
+        assert np.abs(alone.run(2, instructions)[0] - mixed).max() > 0.1
 
 
 @each_set

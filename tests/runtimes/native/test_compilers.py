@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.marks import slow, soak
 from runtimes.native.drivers import compile_programs
 
 PROGRAMS = ("driver.cpp", "oracle.cpp", "operations_oracle.cpp")
@@ -22,7 +23,7 @@ needs_qemu = pytest.mark.skipif(
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the programs are for x86")
 
 
-@pytest.fixture(scope="module", params=["-O1", pytest.param("-O3", marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=["-O1", soak("-O3")])
 def level(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -71,9 +72,7 @@ def test_every_instruction_set_has_a_digest(expected: dict[str, str]) -> None:
     assert len(set(others)) == len(others)
 
 
-@pytest.mark.parametrize(
-    "trials", [pytest.param(8, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("trials", [slow(8), soak(100)])
 def test_every_instruction_set_agrees_with_plain(
     trials: int, programs: list[Path], expected: dict[str, str]
 ) -> None:
@@ -110,10 +109,10 @@ def test_another_compiler_gives_the_same_bits_on_arm(
 @pytest.mark.parametrize(
     ("processor", "sets", "trials"),
     [
-        pytest.param("max", ["plain", "neon", "neon_i8mm"], 1, marks=pytest.mark.slow),
-        pytest.param("cortex-a72", ["plain"], 15, marks=pytest.mark.soak),
-        pytest.param("neoverse-n1", ["plain", "neon"], 15, marks=pytest.mark.soak),
-        pytest.param("max", ["plain", "neon", "neon_i8mm"], 15, marks=pytest.mark.soak),
+        slow("max", ["plain", "neon", "neon_i8mm"], 1),
+        soak("cortex-a72", ["plain"], 15),
+        soak("neoverse-n1", ["plain", "neon"], 15),
+        soak("max", ["plain", "neon", "neon_i8mm"], 15),
     ],
 )
 def test_an_arm_processor_takes_what_it_has_and_agrees_with_plain(

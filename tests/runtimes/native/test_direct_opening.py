@@ -30,6 +30,7 @@ from kit.dimensions import (
     VOXTRAL,
     VOXTRAL_REALTIME,
 )
+from kit.marks import slow
 from kit.models import lazy_tensors, random_programs, random_tensors, write
 from kit.tiny_gguf import tiny_llama
 from kvcast.bundle.manifest import read_bundle
@@ -83,9 +84,7 @@ def numbers_of(constant: Any, machine: Any) -> list[NDArray[Any]]:
     return [constant]
 
 
-@pytest.mark.parametrize(
-    "quantize", ["int8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("none", "int4"))]
-)
+@pytest.mark.parametrize("quantize", ["int8", *(slow(kind) for kind in ("none", "int4"))])
 @pytest.mark.parametrize("dimensions", MODELS, ids=lambda d: getattr(d, "architecture", "whisper"))
 def test_programs_and_tiles_are_the_bundles(dimensions: Any, quantize: str, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"

@@ -46,6 +46,13 @@ class Stack:
         ]
 
 
+def stacks_of(
+    rng: np.random.Generator, kinds: tuple[Format, Format], experts: int, width: int, inner: int
+) -> tuple[Stack, Stack]:
+    up = Stack(rng, kinds[0], experts, 2 * inner, width)
+    return up, Stack(rng, kinds[1], experts, width, inner)
+
+
 def mixed(
     runner: Machine,
     x: Floats,
@@ -127,10 +134,7 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
     each = data.draw(st.integers(1, experts))
     x = rng.normal(size=(tokens, width)).astype(np.float32)
     logits = rng.integers(-3, 3, (tokens, experts)).astype(np.float32)  # equally high ones too
-    stacks = (
-        Stack(rng, kinds[0], experts, 2 * inner, width),
-        Stack(rng, kinds[1], experts, width, inner),
-    )
+    stacks = stacks_of(rng, kinds, experts, width, inner)
     scales = rng.normal(size=experts).astype(np.float32) if data.draw(st.booleans()) else None
     for name in all_instructions():
         runner = machine(1, name)
@@ -157,7 +161,7 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
 
 def test_a_token_goes_through_no_more_experts_than_there_are() -> None:
     rng = np.random.default_rng(0)
-    stacks = Stack(rng, Format.F32, 2, 8, 4), Stack(rng, Format.F32, 2, 4, 4)
+    stacks = stacks_of(rng, (Format.F32, Format.F32), 2, 4, 4)
     x, logits = np.ones((1, 4), np.float32), np.zeros((1, 2), np.float32)
     for each in (0, 3):
         with pytest.raises(KvcastError, match="a token goes through"):
@@ -169,10 +173,7 @@ def test_gates_may_be_clamped_and_matrices_have_biases() -> None:
     rng, (tokens, experts, width, inner) = np.random.default_rng(1), (5, 3, 40, 24)
     x = rng.normal(size=(tokens, width)).astype(np.float32)
     logits = rng.normal(size=(tokens, experts)).astype(np.float32)
-    stacks = (
-        Stack(rng, Format.F32, experts, 2 * inner, width),
-        Stack(rng, Format.F32, experts, width, inner),
-    )
+    stacks = stacks_of(rng, (Format.F32, Format.F32), experts, width, inner)
     biases = [rng.normal(size=(experts, n)).astype(np.float32) for n in (2 * inner, width)]
     alpha, limit = 1.7, 2.0
     expected = np.zeros((tokens, width))
@@ -186,13 +187,6 @@ def test_gates_may_be_clamped_and_matrices_have_biases() -> None:
         answers = np.concatenate([product(runner, down, row[None]) for row in inside])
         expected += shares[:, expert, None] * (answers + biases[1][expert])
     for name in all_instructions():
-        actual = mixed(
-            machine(2, name),
-            x,
-            logits,
-            stacks,
-            experts,
-            clamp=(alpha, limit),
-            biases=(biases[0], biases[1]),
-        )
+        options: dict[str, Any] = {"clamp": (alpha, limit), "biases": tuple(biases)}
+        actual = mixed(machine(2, name), x, logits, stacks, experts, **options)
         np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())

@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 from kvcast.runtimes.native.matrices import Kind, kinds, roles_of, searched, store_matrix
 from kvcast.spec.program import Constant, Node, Program, Step
 from kvcast.spec.stored_matrices import CodedMatrix, joined, no_blocks, rounded
-
-
-def error(numbers: NDArray[np.float32], matrix: NDArray[np.float32]) -> float:
-    return float(np.square(numbers - matrix).mean() / matrix.var())
+from runtimes.lowering.test_block_search import error
 
 
 def test_numbers_too_great_for_halves_stay_finite() -> None:
@@ -74,11 +71,11 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
     assert set(kinds(programs, "int8").values()) == {Kind.INT8}
     alone = {"decode": programs["decode"]}
     assert set(kinds(alone, "int8").values()) == {Kind.INT8_BLOCK}
-    hearing = {
+    of_audio = {
         "encode": roles_of(program("cross", [linear("cross", "hidden")])),
         "decode": roles_of(program("logits", [embedding, *middle[:1], linear("up", "shared")])),
     }
-    assert kinds(hearing, "int8") == {
+    assert kinds(of_audio, "int8") == {
         "cross.weight": Kind.INT8,
         "shared.weight": Kind.INT8_BLOCK,
         "up.weight": Kind.INT8_BLOCK,
@@ -90,10 +87,8 @@ def test_tables_heads_and_what_many_tokens_share_keep_eight_bits() -> None:
 def test_inputs_that_are_no_multiple_of_a_block_become_int8(kind: Kind) -> None:
     matrix = np.random.default_rng(4).normal(size=(3, 40)).astype(np.float32)
     tensors = store_matrix("m", matrix, kind, no_blocks)
-    assert {name: array.dtype for name, array in tensors.items()} == {
-        "m.codes": np.int8,
-        "m.scales": np.float32,
-    }
+    dtypes = {name: array.dtype for name, array in tensors.items()}
+    assert dtypes == {"m.codes": np.int8, "m.scales": np.float32}
 
 
 @pytest.mark.parametrize("kind", list(Kind)[1:])
@@ -127,18 +122,11 @@ def test_experts_are_matrices_of_their_own(kind: Kind) -> None:
 
 
 def test_a_router_stays_as_it_is() -> None:
+    mixed = [Node("tokens"), Node("router"), Constant("gate_up"), Constant("down"), 2]
     steps = [
-        Step("x", "linear", [Node("tokens"), Constant("router.weight")]),
-        Step(
-            "y",
-            "mixture_of_experts",
-            [Node("tokens"), Node("x"), Constant("gate_up"), Constant("down"), 2],
-        ),
-        Step("z", "linear", [Node("y"), Constant("head.weight")]),
+        linear("router", "tokens"),
+        Step("mixed", "mixture_of_experts", mixed),
+        linear("head", "mixed"),
     ]
-    program = Program(inputs=["tokens"], outputs={"logits": "z"}, steps=steps)
-    assert kinds({"decode": roles_of(program)}, "int4") == {
-        "gate_up": Kind.INT4,
-        "down": Kind.INT4,
-        "head.weight": Kind.TABLE,
-    }
+    expected = {"gate_up": Kind.INT4, "down": Kind.INT4, "head.weight": Kind.TABLE}
+    assert kinds({"decode": roles_of(program("logits", steps))}, "int4") == expected

@@ -18,6 +18,7 @@ from kit.dimensions import (
     SMALL,
     SMALL_T5,
 )
+from kit.marks import slow
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64, Runtime
@@ -25,20 +26,6 @@ from kvcast.runtimes.native import interpreter
 from kvcast.runtimes.target import TARGETS
 from kvcast.spec.program import Program
 
-# Gemma's layers do all that Llama's do.
-each_decoder = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("llama", marks=pytest.mark.slow),
-        "gemma",
-        "one long head",
-        "mixtral",
-        "lfm2",
-        "qwen 3.5",
-        "gemma 4",
-        "granite 4",
-    ],
-)
 SOURCES = {SMALL: speech, SMALL_T5: text}
 DECODERS = {
     "llama": LLAMA,
@@ -50,6 +37,8 @@ DECODERS = {
     "gemma 4": GEMMA4,
     "granite 4": GRANITE4,
 }
+# Gemma's layers do all that Llama's do.
+each_decoder = pytest.mark.parametrize("name", [slow("llama"), *list(DECODERS)[1:]])
 
 
 def in_chunks(runtime: Any, cache: Any, tokens_s: Int64, row: int, chunk: int) -> Float32:
@@ -71,9 +60,7 @@ PRECISIONS = {
 
 
 # The others have matrices in fp32, and caches in int8.
-@pytest.fixture(
-    params=["none", "int8", "int4", pytest.param("int8 caches", marks=pytest.mark.slow)]
-)
+@pytest.fixture(params=["none", "int8", "int4", slow("int8 caches")])
 def precision(request: pytest.FixtureRequest) -> dict[str, str]:
     return PRECISIONS[request.param]
 
@@ -148,14 +135,11 @@ def test_quantised_stays_near_fp32(name: str, rounded: dict[str, str], most: flo
     assert 0 < np.median(error_s) < most * (2 if gated else 1)
 
 
-def test_an_int8_cache_has_a_byte_for_a_number_and_four_for_a_scale() -> None:
-    held, small = (
-        sum(
-            cell.nbytes
-            for cell in opened(LLAMA, runtime="native", cache=cache).new_cache(2, 32).memory.cells
-        )
-        for cache in ("fp32", "int8")
+def test_an_int8_cache_has_a_byte_for_a_value_and_four_for_a_scale() -> None:
+    caches = (
+        opened(LLAMA, runtime="native", cache=dtype).new_cache(2, 32) for dtype in ("fp32", "int8")
     )
+    held, small = (sum(cell.nbytes for cell in cache.memory.cells) for cache in caches)
     assert small * 4 * LLAMA.head_dim == held * (LLAMA.head_dim + 4)
 
 

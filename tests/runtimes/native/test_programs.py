@@ -125,23 +125,14 @@ def test_a_product_with_a_gate_gives_what_both_give_one_after_the_other(
         }
         names = {"gates": "f", "result": "g"}
         for wanted in (["result"], ["gates", "result"]):
-            program = Program(
-                inputs=["x"], outputs={output: names[output] for output in wanted}, steps=steps
-            )
-            run(
-                machine,
-                program,
-                constants,
-                {"x": x},
-                {output: outputs[output] for output in wanted},
-            )
+            chosen, arrays = ({name: each[name] for name in wanted} for each in (names, outputs))
+            program = Program(inputs=["x"], outputs=chosen, steps=steps)
+            run(machine, program, constants, {"x": x}, arrays)
             results.append(outputs["result"].copy())
         results.append(outputs["gates"])
     assert np.isfinite(results[0]).all()
-    assert np.array_equal(results[0], results[1])
-    assert np.array_equal(results[0], results[3])
-    assert np.array_equal(results[0], results[4])
-    assert np.array_equal(results[2], results[5])
+    for first, other in ((0, 1), (0, 3), (0, 4), (2, 5)):
+        assert np.array_equal(results[first], results[other])
 
 
 ROTATED = ["x", "x", "x", "cache", "cache", "lengths", 1.0, 0, 0.0]
@@ -197,20 +188,16 @@ def test_tables_of_angles_that_fit_are_taken() -> None:
     ],
 )
 def test_a_damaged_program_is_one_line(tmp_path: Path, change: Any, message: str) -> None:
-    folder = tmp_path / "bundle"
-    shutil.copytree(bundle(SMALL, runtime="native"), folder)
+    folder = shutil.copytree(bundle(SMALL, runtime="native"), tmp_path / "bundle")
     manifest = read_bundle(folder)
     path = folder / "native/encode.json"
     fields = json.loads(path.read_text())
     change(fields)
     path.write_text(json.dumps(fields))
 
-    def encode() -> None:
+    with pytest.raises(KvcastError, match=message) as caught:  # noqa: PT012
         runtime = TARGETS["native"].open("whisper", folder, manifest, 1)
         runtime.encode(runtime.new_cache(1, 8, 1), [0], *speech(1, 0))
-
-    with pytest.raises(KvcastError, match=message) as caught:
-        encode()
     assert "encode.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 

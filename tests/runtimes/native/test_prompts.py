@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kit.dimensions import GEMMA3, LLAMA
+from kit.marks import slow
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
 from kvcast.runtimes.base import Float32, Int64, Runtime
@@ -72,7 +73,7 @@ def read(runtime: Runtime, tokens_s: Int64, sizes: Sequence[int], beside: int = 
         ("llama", "int8"),
         ("gemma", "int8"),
         *(
-            pytest.param(name, precision, marks=pytest.mark.slow)
+            slow(name, precision)
             for name in MODELS
             for precision in PRECISIONS
             if (name, precision) not in {("llama", "int8"), ("gemma", "int8")}

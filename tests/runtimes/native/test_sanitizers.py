@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.marks import slow, soak
 from runtimes.native.drivers import compile_programs
 
 DRIVER, ORACLES = "driver.cpp", ("oracle.cpp", "operations_oracle.cpp")
@@ -17,9 +18,9 @@ ADDRESSES = "address,undefined,float-cast-overflow"
     ("sanitizers", "level", "oracles", "seeds", "trials"),
     [
         # Compiling takes longest, and what is not optimised is compiled in half the time.
-        pytest.param(ADDRESSES, "-O0", ORACLES, "0", 2, marks=pytest.mark.slow),
-        pytest.param(ADDRESSES, "-O1", ORACLES, "01", 12, marks=pytest.mark.soak),
-        pytest.param("thread", "-O1", ORACLES[1:], "01", 12, marks=pytest.mark.soak),
+        slow(ADDRESSES, "-O0", ORACLES, "0", 2),
+        soak(ADDRESSES, "-O1", ORACLES, "01", 12),
+        soak("thread", "-O1", ORACLES[1:], "01", 12),
     ],
 )
 def test_nothing_is_found(

@@ -29,18 +29,13 @@ def test_views_are_torchs(data: st.DataObject, sizes: list[int]) -> None:
         match data.draw(st.sampled_from(["transpose", "part", "unsqueeze", "unflatten"])):
             case "transpose":
                 first, second = data.draw(axes), data.draw(axes)
-                value, expected = (
-                    value.transposed(first, second),
-                    expected.transpose(first, second),
-                )
+                value = value.transposed(first, second)
+                expected = expected.transpose(first, second)
             case "part":
                 axis = data.draw(axes)
                 first = data.draw(st.integers(0, expected.shape[axis] - 1))
                 size = data.draw(st.integers(1, expected.shape[axis] - first))
-                value, expected = (
-                    value.part(axis, first, size),
-                    expected.narrow(axis, first, size),
-                )
+                value, expected = value.part(axis, first, size), expected.narrow(axis, first, size)
             case "unsqueeze":
                 axis = data.draw(axes)
                 value, expected = value.unsqueezed(axis), expected.unsqueeze(axis)

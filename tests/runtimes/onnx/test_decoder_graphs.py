@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -10,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from kit.dimensions import COHERE2, DECODERS, GEMMA3, LLAMA, MISTRAL, MIXTRAL, NEOX, QWEN2, ROFORMER
+from kit.marks import slow
 from kit.models import bundle, checkpoint_of, opened, random_programs, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -20,7 +20,6 @@ from kvcast.runtimes.native.library import PLAIN
 from kvcast.runtimes.reference import EagerReference, NativeReference
 
 NAME = attrgetter("architecture")
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def graph_of(dimensions, quantize="none"):

@@ -9,6 +9,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from kit.marks import slow
 from kit.tiny_gguf import LAYERS, permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import open_checkpoint
@@ -135,7 +136,7 @@ MATRICES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", pytest.param("Q4_1", marks=pytest.mark.slow), "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", slow("Q4_1"), "Q8_0"])
 def test_a_files_own_codes_and_scales_are_in_the_graph_bit_for_bit(
     kind: str, tmp_path: Path
 ) -> None:

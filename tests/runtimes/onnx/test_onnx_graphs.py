@@ -11,6 +11,7 @@ import pytest
 
 from kit import models
 from kit.dimensions import SMALL
+from kit.marks import slow
 from kit.models import (
     encoded,
     int8_cross_caches,
@@ -31,9 +32,7 @@ from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 
 
-@pytest.fixture(
-    scope="module", params=["none", "int8", pytest.param("int4", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=["none", "int8", slow("int4")])
 def quantize(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -8,6 +8,7 @@ import pytest
 
 from kit import models
 from kit.dimensions import CROSS_BIASED_T5, SMALL_T5
+from kit.marks import slow
 from kit.models import encoded, open_folder, stepped, text, write
 from kvcast.families.t5 import T5
 from kvcast.models.executor import TorchModel
@@ -50,8 +51,8 @@ def quantised(dimensions, quantize):
     params=[
         (SMALL_T5, "none"),
         (CROSS_BIASED_T5, "int8"),
-        pytest.param((CROSS_BIASED_T5, "none"), marks=pytest.mark.slow),
-        pytest.param((SMALL_T5, "int8"), marks=pytest.mark.slow),
+        slow((CROSS_BIASED_T5, "none")),
+        slow((SMALL_T5, "int8")),
     ],
     ids=str,
 )
@@ -109,9 +110,9 @@ def logits_of(runtime):
     ("dimensions", "quantize", "least"),
     [
         (CROSS_BIASED_T5, "int8", 0.98),
-        pytest.param(CROSS_BIASED_T5, "int4", 0.8, marks=pytest.mark.slow),
-        pytest.param(SMALL_T5, "int8", 0.98, marks=pytest.mark.slow),
-        pytest.param(SMALL_T5, "int4", 0.8, marks=pytest.mark.slow),
+        slow(CROSS_BIASED_T5, "int4", 0.8),
+        slow(SMALL_T5, "int8", 0.98),
+        slow(SMALL_T5, "int4", 0.8),
     ],
 )
 def test_quantised_models_follow_fp32(dimensions, quantize, least):

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from kit.dimensions import ROFORMER, SIMBERT, SMALL_ROFORMER, UNILMS
+from kit.marks import slow
 from kit.models import bundle, open_folder, opened, random_programs, random_tensors, write
 from kvcast.bundle.manifest import read_bundle
 from kvcast.errors import KvcastError
@@ -55,7 +56,7 @@ def test_only_a_pooled_model_has_a_graph_for_it_and_no_step_holds_it():
     assert set(read_bundle(bundle(SMALL_ROFORMER)).graphs) == {"decode"}
 
 
-@pytest.mark.parametrize("quantize", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantize", ["int8", slow("int4")])
 def test_the_embedding_is_stored_once_and_in_blocks(quantize):
     graph = graph_of(ROFORMER, quantize)
     tables = [
@@ -94,17 +95,11 @@ def correlations(programs, candidate):
 
 
 @pytest.mark.parametrize(
-    "dimensions",
-    [ROFORMER, *(pytest.param(model, marks=pytest.mark.slow) for model in UNILMS[1:])],
-    ids=architecture,
+    "dimensions", [ROFORMER, *(slow(model) for model in UNILMS[1:])], ids=architecture
 )
 @pytest.mark.parametrize(
     ("quantize", "cache", "least"),
-    [
-        ("int8", "fp32", 0.99),
-        pytest.param("int4", "fp32", 0.8, marks=pytest.mark.slow),
-        pytest.param("none", "int8", 0.99, marks=pytest.mark.slow),
-    ],
+    [("int8", "fp32", 0.99), slow("int4", "fp32", 0.8), slow("none", "int8", 0.99)],
 )
 def test_quantised_models_follow_fp32(dimensions, quantize, cache, least):
     candidate = opened(dimensions, quantize, cache=cache)
