@@ -12,7 +12,7 @@ import whisper
 from kvcast.audio import features
 from kvcast.audio.decode import ArrayAudio, open_audio
 from kvcast.audio.features import MelWindows, SampledAudio, log_mel_stream, open_features
-from kvcast.audio.mel import SILENCE, normalised
+from kvcast.audio.mel import SILENCE, normalise
 from kvcast.audio.source import AudioSource
 from kvcast.errors import InputOutputError
 
@@ -146,7 +146,7 @@ def test_frames_of_any_length_in_any_blocks_are_those_of_openai(length, size, se
     expected = openai_features(samples, 80)
     padded = np.full((expected.shape[1], 80), SILENCE)
     padded[: len(frames)] = frames
-    features = normalised(padded, padded.max())
+    features = normalise(padded, padded.max())
     np.testing.assert_allclose(features.T, expected, rtol=0, atol=1e-4)
 
 

@@ -11,7 +11,7 @@ import pytest
 from kit import models
 from kit.dimensions import SMALL
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle, read_bundle
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import stage
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 
 
@@ -102,7 +102,7 @@ def test_a_failed_export_leaves_the_old_bundle(bundle: Path) -> None:
     before = read_bundle(bundle)
 
     def fail() -> None:
-        with staged(bundle, overwrite=True) as folder:
+        with stage(bundle, overwrite=True) as folder:
             (folder / "half").write_text("x")
             raise KeyboardInterrupt
 
@@ -113,9 +113,9 @@ def test_a_failed_export_leaves_the_old_bundle(bundle: Path) -> None:
 
 
 def test_a_bundle_is_replaced_only_when_asked(bundle: Path) -> None:
-    with pytest.raises(UsageError, match="--force"), staged(bundle, overwrite=False):
+    with pytest.raises(UsageError, match="--force"), stage(bundle, overwrite=False):
         pass
-    with staged(bundle, overwrite=True) as folder:
+    with stage(bundle, overwrite=True) as folder:
         (folder / "new").write_text("x")
     assert [path.name for path in bundle.iterdir()] == ["new"]
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
@@ -126,7 +126,7 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "precious/file").write_text("x")
     with (
         pytest.raises(UsageError, match="is not a kvcast bundle"),
-        staged(tmp_path / "precious", overwrite=True),
+        stage(tmp_path / "precious", overwrite=True),
     ):
         pass
     assert (tmp_path / "precious/file").read_text() == "x"

@@ -8,7 +8,7 @@ import pytest
 from safetensors import SafetensorError
 
 from kvcast import saving
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import stage
 from kvcast.cli import console
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.loading import exporting
@@ -28,7 +28,7 @@ FULL = os.strerror(errno.ENOSPC)
 )
 def test_the_systems_reason_is_told(error: Exception, reason: str, tmp_path: Path):
     target = tmp_path / "bundle"
-    with pytest.raises(InputOutputError) as told, staged(target, overwrite=False):
+    with pytest.raises(InputOutputError) as told, stage(target, overwrite=False):
         raise error
     assert str(told.value) == f"cannot write {target}: {reason}"
     assert list(tmp_path.iterdir()) == []
@@ -42,12 +42,12 @@ def test_the_systems_reason_is_told(error: Exception, reason: str, tmp_path: Pat
     ],
 )
 def test_while_there_is_no_room_any_error_is_the_disks(error, kind, monkeypatch, tmp_path: Path):
-    with pytest.raises(kind, match=str(error)), staged(tmp_path / "bundle", overwrite=False):
+    with pytest.raises(kind, match=str(error)), stage(tmp_path / "bundle", overwrite=False):
         raise error
     monkeypatch.setattr(saving, "room_at", lambda _: 0)
-    with pytest.raises(InputOutputError, match=FULL), staged(tmp_path / "bundle", overwrite=False):
+    with pytest.raises(InputOutputError, match=FULL), stage(tmp_path / "bundle", overwrite=False):
         raise error
-    with pytest.raises(KvcastError, match="as it is"), staged(tmp_path / "bundle", overwrite=False):
+    with pytest.raises(KvcastError, match="as it is"), stage(tmp_path / "bundle", overwrite=False):
         raise KvcastError("as it is")
 
 
@@ -82,6 +82,6 @@ def test_an_error_of_a_disk_is_no_internal_error(capsys):
 def test_a_name_that_is_too_long_is_told_before_the_work(tmp_path: Path):
     with (
         pytest.raises(InputOutputError, match="File name too long"),
-        staged(tmp_path / ("a" * 256), overwrite=False),
+        stage(tmp_path / ("a" * 256), overwrite=False),
     ):
         raise AssertionError("work has begun")

@@ -10,16 +10,16 @@ import pytest
 
 from kvcast.bundle import writing
 from kvcast.bundle.manifest import MANIFEST
-from kvcast.bundle.writing import remove_abandoned, staged
+from kvcast.bundle.writing import remove_abandoned, stage
 
 MAKER = """
 import sys, time
 from pathlib import Path
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import stage
 from kvcast.cli.console import Terminated, terminable
 
 try:
-    with terminable(), staged(Path(sys.argv[1]), overwrite=True) as folder:
+    with terminable(), stage(Path(sys.argv[1]), overwrite=True) as folder:
         (folder / "half").write_bytes(bytes(1000))
         print("under way", flush=True)
         time.sleep(600)
@@ -29,7 +29,7 @@ except Terminated:
 KILLED_WHILE_PUBLISHING = """
 import os, signal, sys
 from pathlib import Path
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import stage
 
 rename = Path.rename
 
@@ -39,7 +39,7 @@ def rename_or_die(path, target):
     return rename(path, target)
 
 Path.rename = rename_or_die
-with staged(Path(sys.argv[1]), overwrite=True) as folder:
+with stage(Path(sys.argv[1]), overwrite=True) as folder:
     (folder / "half").write_bytes(bytes(1000))
 """
 
@@ -67,7 +67,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path: Path):
     maker.communicate()
     assert names(tmp_path) == [left]
     # The next one may make another bundle.
-    with staged(tmp_path / "other", overwrite=False) as folder:
+    with stage(tmp_path / "other", overwrite=False) as folder:
         (folder / MANIFEST).write_text("{}")
         assert left not in names(tmp_path)
     assert names(tmp_path) == ["other"]
@@ -75,7 +75,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path: Path):
 
 def test_what_another_process_or_thread_makes_stays(tmp_path: Path):
     maker = under_way(tmp_path / "bundle")
-    with staged(tmp_path / "own", overwrite=False):
+    with stage(tmp_path / "own", overwrite=False):
         before = names(tmp_path)
         assert len(before) == 2
         remove_abandoned(tmp_path)
@@ -140,14 +140,14 @@ def test_a_folder_taken_for_an_abandoned_one_is_made_again(tmp_path, monkeypatch
         return folder
 
     monkeypatch.setattr(writing.tempfile, "mkdtemp", make_and_lose)
-    with staged(tmp_path / "bundle", overwrite=False) as folder:
+    with stage(tmp_path / "bundle", overwrite=False) as folder:
         (folder / "x").write_text("x")
     assert len(made) in (1, 2)
     assert names(tmp_path) == ["bundle"]
 
 
 def test_a_bundle_has_the_permissions_of_any_new_folder(tmp_path: Path):
-    with staged(tmp_path / "bundle", overwrite=False) as folder:
+    with stage(tmp_path / "bundle", overwrite=False) as folder:
         (folder / "x").write_text("x")
     (tmp_path / "plain").mkdir()
     assert (tmp_path / "bundle").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -160,7 +160,7 @@ def test_a_parent_that_cannot_be_written_is_one_line(tmp_path: Path):
     tmp_path.chmod(0o500)
     with (
         pytest.raises(InputOutputError, match="cannot write"),
-        staged(tmp_path / "b", overwrite=False),
+        stage(tmp_path / "b", overwrite=False),
     ):
         pass
     tmp_path.chmod(0o700)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.small_tokenizers import ALL_SPECIALS, KINDS, byte_level, text_files, user
 from kit.tool_templates import CLOCK, NO_TOOLS, TOOL_TEMPLATES, WEATHER, call, conversation
-from kvcast.chat.conversation import HEADING, checked
+from kvcast.chat.conversation import HEADING, check_conversation
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.opening import open_text
 
@@ -250,7 +250,7 @@ def assistant(*calls: Any) -> dict[str, Any]:
 )
 def test_a_malformed_conversation_is_one_line(messages: Any, says: str):
     with pytest.raises(UsageError) as error:
-        checked(messages)
+        check_conversation(messages)
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
 
@@ -277,5 +277,5 @@ def test_a_malformed_conversation_is_one_line(messages: Any, says: str):
 )
 def test_a_malformed_tool_is_one_line(tool: Any, says: str):
     with pytest.raises(UsageError) as error:
-        checked(user("Hello"), [tool])
+        check_conversation(user("Hello"), [tool])
     assert str(error.value).startswith(says)

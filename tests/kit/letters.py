@@ -5,7 +5,7 @@ import string
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from kvcast.chat.conversation import Message, Tool, checked
+from kvcast.chat.conversation import Message, Tool, check_conversation
 from kvcast.chat.tool_calls import HERMES, ToolForm
 from kvcast.errors import KvcastError, UsageError
 from kvcast.tokenizers.base import TextTokenizer
@@ -164,7 +164,7 @@ class LetterTokenizer:
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> list[int]:
-        turns = checked(messages, tools).messages
+        turns = check_conversation(messages, tools).messages
         return self.encode("".join(f"{m['role'][0]}.{m['content']}!" for m in turns) + self.answer)
 
     def control_tokens(self, texts: Sequence[str]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kit.dimensions import SMALL
 from kvcast.bundle.manifest import Manifest, read_bundle
 from kvcast.bundle.packages import describe_packages
-from kvcast.bundle.writing import seal, staged
+from kvcast.bundle.writing import seal, stage
 from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor, tensor_from_bytes
 from kvcast.checkpoints.source import locate
 from kvcast.families.table import family_with
@@ -175,7 +175,7 @@ def write(
         build=BuildOptions(),
         special_tokens=SPECIAL_TOKENS,
     )
-    with staged(folder, overwrite=False) as staging:
+    with stage(folder, overwrite=False) as staging:
         graphs, layers = TARGETS[runtime].lower(job, staging)
         manifest = Manifest(
             family=family,

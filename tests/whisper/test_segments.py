@@ -13,7 +13,7 @@ from kvcast.audio.decode import ArrayAudio
 from kvcast.audio.features import MelWindows
 from kvcast.audio.params import VoiceParams
 from kvcast.audio.timeline import Part, Timeline, between
-from kvcast.audio.vad import BLOCK, speech_parts, spoken
+from kvcast.audio.vad import BLOCK, detect_speech, speech_parts
 from kvcast.transcripts.segments import Segment, Word, placed
 from kvcast.whisper.word_timestamps import Span, Window, split, within
 
@@ -170,6 +170,6 @@ def test_without_padding_a_segment_ends_before_the_silence_all_the_same():
     params = VoiceParams(vad=True, speech_pad=0.0)
     everything = [Part(0, BLOCK * 1000)]
     make = partial(MelWindows, n_mels=80)
-    with spoken(audio, make, listener, params, clips=everything) as windows:
+    with detect_speech(audio, make, listener, params, clips=everything) as windows:
         segment = placed(said_at(5.0, 300 * BLOCK / 16_000 + 0.1), windows.timeline)
     assert (segment.start, segment.end) == (5.0, 300 * BLOCK / 16_000)

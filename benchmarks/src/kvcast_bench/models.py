@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from kvcast.bundle.manifest import is_bundle
-from kvcast.bundle.writing import staged
+from kvcast.bundle.writing import stage
 from kvcast.checkpoints.source import fingerprint, open_checkpoint
 from kvcast.spec.files import cache_dir
 from kvcast_bench.writing.huggingface import TOKENIZER, is_like_llama, write_huggingface
@@ -101,6 +101,6 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """Return a folder of that name in the cache folder, which `make` fills the first time."""
     folder = cache_dir() / "bench" / name
     if not folder.is_dir():
-        with staged(folder, overwrite=False) as new:
+        with stage(folder, overwrite=False) as new:
             make(new)
     return folder

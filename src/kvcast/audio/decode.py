@@ -20,7 +20,7 @@ from kvcast.audio.source import (
     ChannelAudio,
     ChannelSource,
     Mixer,
-    resampled,
+    resample,
 )
 from kvcast.audio.source import full_scale as measured_scale
 from kvcast.errors import UsageError
@@ -32,7 +32,7 @@ __all__ = [
     "AudioInput",
     "AudioSource",
     "open_audio",
-    "resampled",
+    "resample",
 ]
 
 AudioInput = (
@@ -154,7 +154,7 @@ class ArrayAudio(ChannelSource):
     @override
     def of_channel(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
         mixer = Mixer(channel, 1.0 / self.full_scale)
-        yield from resampled(map(mixer.mono, self._floats()), self._rate)
+        yield from resample(map(mixer.mono, self._floats()), self._rate)
         cancelled = (f"{self.name} {CANCELLED}",) if mixer.cancelled else ()
         self.notices = (*self._known, *cancelled)
 

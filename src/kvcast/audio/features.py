@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE, AudioInput, AudioSource, open_audio
-from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_frames, normalised
+from kvcast.audio.mel import FRAMES_PER_SECOND, HOP, N_FFT, SILENCE, log_mel_frames, normalise
 from kvcast.audio.timeline import Part, Timeline
 from kvcast.errors import InputOutputError
 
@@ -144,7 +144,7 @@ class MelWindows(RecordedAudio):
         self._advance(max(start - BEHIND_FRAMES, self._first), stop)
         frames = self._held[start - self._first : stop - self._first]
         silence = np.full((stop - start - len(frames), self._n_mels), SILENCE)
-        return normalised(np.concatenate([frames, silence]), self._loudest)
+        return normalise(np.concatenate([frames, silence]), self._loudest)
 
     def _advance(self, start: int, stop: int) -> None:
         """Keep exactly the frames from `start` to `stop` or later, as far as there are any."""
@@ -227,7 +227,7 @@ def window_features(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.flo
     frames = min(len(samples) // HOP, WINDOW_FRAMES)
     if frames:
         log_mel_tm = np.concatenate(list(log_mel_stream([samples], n_mels)))[:frames]
-        window_mt[:, :frames] = normalised(log_mel_tm, log_mel_tm.max()).T
+        window_mt[:, :frames] = normalise(log_mel_tm, log_mel_tm.max()).T
     return window_mt
 
 

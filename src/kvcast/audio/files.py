@@ -27,7 +27,7 @@ from kvcast.audio.reader import (
     NoTrackError,
     Track,
     UnreadableError,
-    chosen,
+    choose_track,
 )
 from kvcast.audio.sndfile import SndfileReader
 from kvcast.audio.source import (
@@ -38,7 +38,7 @@ from kvcast.audio.source import (
     FullScale,
     Mixer,
     full_scale,
-    resampled,
+    resample,
 )
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
 
@@ -71,7 +71,7 @@ class AudioFile(ChannelSource):
             self.name = name or own_name
             self._format = HEADERLESS.get(PurePath(own_name).suffix.lower().removeprefix("."))
             try:
-                self._file = file if file.seekable() else _spooled(file, opened)
+                self._file = file if file.seekable() else _spool(file, opened)
                 size = self._file.seek(0, os.SEEK_END)
             except OSError as error:
                 raise InputOutputError(f"{self.name} cannot be read: {error.strerror}") from error
@@ -143,33 +143,33 @@ class _FilePart:
 
     @cached_property
     def channels(self) -> int:
-        with contextlib.closing(self._opened()) as reader:
+        with contextlib.closing(self._open()) as reader:
             return reader.channels
 
     def blocks(self, channel: int | None) -> Iterator[NDArray[np.float32]]:
         """Yield mono float32 [samples] at 16 kHz; raises InputOutputError if there is no audio."""
         self.notices = []
-        with contextlib.closing(self._opened()) as reader:
+        with contextlib.closing(self._open()) as reader:
             scale = self._full_scale if reader.stores_floats else None
             if scale is not None and scale.notice is not None:
                 self._note(scale.notice)
             mixer = Mixer(channel, 1.0 if scale is None else 1.0 / scale.value)
-            yield from resampled(map(mixer.mono, self._checked_blocks(reader)), reader.rate)
+            yield from resample(map(mixer.mono, self._read_blocks(reader)), reader.rate)
             if mixer.cancelled:
                 self._note(CANCELLED)
 
     @cached_property
     def _full_scale(self) -> FullScale:
         before = list(self.notices)
-        with contextlib.closing(self._opened()) as reader:
-            scale = full_scale(self._checked_blocks(reader))
+        with contextlib.closing(self._open()) as reader:
+            scale = full_scale(self._read_blocks(reader))
         self.notices = before  # the pass that is used has the same
         return scale
 
     def _note(self, *notices: str) -> None:
         self.notices += [f"{self._name} {notice}" for notice in notices]
 
-    def _opened(self) -> AudioReader:
+    def _open(self) -> AudioReader:
         reader = _open_reader(self._file, self._name, self._track, self._format)
         try:
             self._check_header(reader)
@@ -187,7 +187,7 @@ class _FilePart:
                 f"{LOWEST_RATE} to {HIGHEST_RATE} can be read"
             )
 
-    def _checked_blocks(self, reader: AudioReader) -> Iterator[NDArray[np.float32]]:
+    def _read_blocks(self, reader: AudioReader) -> Iterator[NDArray[np.float32]]:
         """Yield blocks [samples, channels], not yet resampled; note where they end early."""
         frames = 0
         try:
@@ -266,7 +266,7 @@ def _printable(name: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
-def _spooled(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
+def _spool(file: BinaryIO, opened: contextlib.ExitStack) -> BinaryIO:
     """Copy a stream to an unnamed, seekable file on disk (in TMPDIR)."""
     spool = cast(BinaryIO, opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - it is
     shutil.copyfileobj(file, spool)
@@ -286,14 +286,14 @@ def _open_reader(
         try:
             single = SndfileReader(file)
         except UnreadableError as refused:
-            return _opened_by_pyav(file, name, track, format_, refused)
-        chosen([Track(1)], track)
+            return _open_with_pyav(file, name, track, format_, refused)
+        choose_track([Track(1)], track)
     except (NoAudioError, NoTrackError) as error:
         raise InputOutputError(f"{name} {error}") from error
     return single
 
 
-def _opened_by_pyav(
+def _open_with_pyav(
     file: FileSection,
     name: str,
     track: str | int | None,

@@ -19,7 +19,7 @@ from kvcast.audio.reader import (
     NoAudioError,
     Track,
     UnreadableError,
-    chosen,
+    choose_track,
 )
 from kvcast.audio.repair import FrameClock, void_patches
 
@@ -103,7 +103,7 @@ class MediaReader(AudioReader):
         except (av.FFmpegError, ValueError) as error:
             raise UnreadableError("no known format") from error
         try:
-            self._stream = self._chosen(track)
+            self._stream = self._choose_stream(track)
         except Exception:
             self._container.close()
             raise
@@ -162,7 +162,7 @@ class MediaReader(AudioReader):
     def close(self) -> None:
         self._container.close()
 
-    def _chosen(self, wanted: str | int | None) -> av.AudioStream:
+    def _choose_stream(self, wanted: str | int | None) -> av.AudioStream:
         streams = [s for s in self._container.streams.audio if s.codec_context is not None]
         if not streams:
             raise NoAudioError("has no audio in it")
@@ -175,7 +175,7 @@ class MediaReader(AudioReader):
             )
             for number, stream in enumerate(streams, start=1)
         ]
-        track = chosen(tracks, wanted)
+        track = choose_track(tracks, wanted)
         if wanted is None and len(tracks) > 1:
             others = ", ".join(str(other) for other in tracks if other != track)
             self.notices.append(

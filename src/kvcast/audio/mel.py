@@ -94,7 +94,7 @@ def _project(
     np.matmul(power_tf[whole:], filters, out=out[whole:])
 
 
-def normalised(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.float32]:
+def normalise(log_mel: NDArray[np.float32], loudest: np.float32) -> NDArray[np.float32]:
     """Return (max(log_mel, loudest - 8) + 4) / 4, the input that Whisper was trained on."""
     scaled: NDArray[np.float32] = np.maximum(log_mel, loudest - _RANGE)
     scaled += np.float32(4.0)
@@ -160,7 +160,7 @@ def paired_log_mel(samples: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
     frames = sliding_window_view(np.pad(padded, _WIDE_FFT // 2, mode="reflect"), _WIDE_FFT)[::HOP]
     log_mel_tm = _mel_power(frames, _PERIODIC_HANN, _unscaled_filters(n_mels))
     np.log10(np.maximum(log_mel_tm, _SMALLEST_POWER, out=log_mel_tm), out=log_mel_tm)
-    scaled = normalised(log_mel_tm, log_mel_tm.max())
+    scaled = normalise(log_mel_tm, log_mel_tm.max())
     return scaled[: len(scaled) // 2 * 2].reshape(-1, 2 * n_mels)
 
 

@@ -88,7 +88,7 @@ class FileSection:
         except OSError:  # libraries in C cannot pass on exceptions; the missing length will show it
             return b""
         for at, patch in self._patches.items():
-            data = _patched(data, at - self._position, patch)
+            data = _apply_patch(data, at - self._position, patch)
         self._position += len(data)
         return data
 
@@ -97,7 +97,7 @@ class FileSection:
         return self.read(count)
 
 
-def _patched(data: bytes, at: int, patch: bytes) -> bytes:
+def _apply_patch(data: bytes, at: int, patch: bytes) -> bytes:
     """Return data with `patch` at an index, as far as it overlaps."""
     first, last = max(at, 0), min(at + len(patch), len(data))
     return data if first >= last else data[:first] + patch[first - at : last - at] + data[last:]
@@ -134,7 +134,7 @@ class Track(NamedTuple):
         return f"{self.number} ({inside})" if inside else str(self.number)
 
 
-def chosen(tracks: Sequence[Track], wanted: str | int | None) -> Track:
+def choose_track(tracks: Sequence[Track], wanted: str | int | None) -> Track:
     """Return the track of this number or language, or the default one; NoTrackError for none."""
     if wanted is None:
         return next((track for track in tracks if track.is_default), tracks[0])

@@ -34,7 +34,7 @@ class _Chunk(NamedTuple):
     size: int
 
 
-def understated(file: FileSection) -> Understated | None:
+def find_understated_length(file: FileSection) -> Understated | None:
     """Return by how much a header's length is too small; None if it is right or there is none."""
     head = file.at(0, 40)
     for magic, read in _READERS.items():
@@ -221,7 +221,7 @@ def _voids(data: bytes) -> Iterator[tuple[int, bytes]]:
             following = _next_good(data, at + 2)
             if following is None:
                 return
-            yield at, _void(following - at)
+            yield at, _void_header(following - at)
             at = following
         else:
             at = _after(element)
@@ -284,7 +284,7 @@ def _width(name: int) -> int:
     return max(1, (name.bit_length() + 7) // 8)
 
 
-def _void(length: int) -> bytes:
+def _void_header(length: int) -> bytes:
     """Return the header of a void element of a size in bytes, 2 at least."""
     if length < 9:
         return bytes([_VOID, 0x80 | (length - 2)])

@@ -19,7 +19,7 @@ from kvcast.audio.reader import (
     FileSection,
     UnreadableError,
 )
-from kvcast.audio.repair import STREAMED_SIZE, understated
+from kvcast.audio.repair import STREAMED_SIZE, find_understated_length
 
 _UNKNOWN_FRAMES = 2**62
 _SEEK_FAILED = 39  # libsndfile's SFE_PSF_FSEEK
@@ -41,7 +41,7 @@ class SndfileReader(AudioReader):
 
     def __init__(self, file: FileSection) -> None:
         self.notices: list[str] = []
-        self._file, self._hidden = file, understated(file)
+        self._file, self._hidden = file, find_understated_length(file)
         patches = None if self._hidden is None else self._hidden.patches
         self._source = FileSection(file, patches=patches)
         self._decoder = _open(self._source)
@@ -64,10 +64,10 @@ class SndfileReader(AudioReader):
         """
         count = frame_count(self._file)
         if count is None:
-            self._decoder = _reopened(self._decoder, _LongerSection(self._file, 0))
+            self._decoder = _reopen(self._decoder, _LongerSection(self._file, 0))
             self._promised = 0
         elif count.goes_on:
-            self._decoder = _reopened(self._decoder, _LongerSection(self._file, count.begin))
+            self._decoder = _reopen(self._decoder, _LongerSection(self._file, count.begin))
         self._is_cut = count is not None and count.is_cut
 
     @override
@@ -92,7 +92,7 @@ class SndfileReader(AudioReader):
 
     def _beyond(self, read: int) -> Iterator[NDArray[np.float32]]:
         """Yield frames of a flac beyond the number in its header."""
-        self._decoder = _reopened(self._decoder, _flac_of_any_length(self._file))
+        self._decoder = _reopen(self._decoder, _flac_of_any_length(self._file))
         while len(block := self._read()[0]):
             yield block[read:]
             read = max(0, read - len(block))
@@ -187,7 +187,7 @@ def _flac_of_any_length(file: FileSection) -> FileSection:
     return FileSection(file, patches={at: bytes([file.at(at, 1)[0] & 0xF0]) + bytes(4)})
 
 
-def _reopened(decoder: soundfile.SoundFile, source: FileSection) -> soundfile.SoundFile:
+def _reopen(decoder: soundfile.SoundFile, source: FileSection) -> soundfile.SoundFile:
     decoder.close()
     return _open(source)
 

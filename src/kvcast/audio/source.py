@@ -87,7 +87,7 @@ class Resampler:
         return resampled
 
 
-def resampled(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
+def resample(blocks: Iterable[NDArray[np.float32]], rate: int) -> Iterator[NDArray[np.float32]]:
     resampler = Resampler(rate)
     for block in blocks:
         yield resampler.feed(block)
@@ -123,7 +123,7 @@ class Mixer:
     def mono(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return one channel [samples]."""
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and inf are refused later
-            samples_s = self._chosen(block_sc)
+            samples_s = self._choose_channels(block_sc)
             return samples_s if self._scale == 1 else samples_s * self._scale
 
     @property
@@ -131,7 +131,7 @@ class Mixer:
         """Whether channels cancelled out in a good part of the audio."""
         return self._cancelled > _OFTEN * self._samples
 
-    def _chosen(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _choose_channels(self, block_sc: NDArray[np.float32]) -> NDArray[np.float32]:
         channels = block_sc.shape[1]
         if self._channel is not None and self._channel >= channels:
             return np.zeros(len(block_sc), np.float32)

@@ -31,18 +31,18 @@ _Decode: TypeAlias = Callable[[bytes], Samples]
 def _pcm24(data: bytes) -> Samples:
     padded = np.zeros((len(data) // 3, 4), np.uint8)
     padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-    return _scaled(padded.view("<i4")[:, 0], 2**31)
+    return _scale(padded.view("<i4")[:, 0], 2**31)
 
 
-def _scaled(integers: NDArray[np.signedinteger], full_scale: int) -> Samples:
+def _scale(integers: NDArray[np.signedinteger], full_scale: int) -> Samples:
     return integers.astype(np.float32) / np.float32(full_scale)
 
 
 _CODINGS: Mapping[tuple[int, int], _Decode] = {
-    (_PCM, 8): lambda data: _scaled(np.frombuffer(data, np.uint8).astype(np.int16) - 128, 2**7),
-    (_PCM, 16): lambda data: _scaled(np.frombuffer(data, "<i2"), 2**15),
+    (_PCM, 8): lambda data: _scale(np.frombuffer(data, np.uint8).astype(np.int16) - 128, 2**7),
+    (_PCM, 16): lambda data: _scale(np.frombuffer(data, "<i2"), 2**15),
     (_PCM, 24): _pcm24,
-    (_PCM, 32): lambda data: _scaled(np.frombuffer(data, "<i4"), 2**31),
+    (_PCM, 32): lambda data: _scale(np.frombuffer(data, "<i4"), 2**31),
     (_FLOAT, 32): lambda data: np.frombuffer(data, "<f4").astype(np.float32),
     (_FLOAT, 64): lambda data: np.frombuffer(data, "<f8").astype(np.float32),
 }  # how samples are read, by WAV's format tag and bits

@@ -52,7 +52,7 @@ class Timeline:
         """Prepare for disjoint `parts` in order, with `slack` seconds of padding at their edges."""
         self.joints = _ends(parts)[:-1]
         self._slack = slack
-        self._parts = _merged(parts)
+        self._parts = _merge(parts)
         self._ends = _ends(self._parts)
         self._starts = (0.0, *self._ends[:-1])
 
@@ -100,7 +100,7 @@ class Timeline:
         return min(begins + max(seconds - self._starts[index], 0.0), ends)
 
 
-def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _merge(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Join parts that touch: nothing is missing between them."""
     merged: list[Part] = []
     for part in parts:

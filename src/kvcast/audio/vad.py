@@ -211,19 +211,19 @@ def speech_parts(
     length = len(probabilities_n)
     if len(pauses.end) and pauses.end[-1] == length:  # a pause at the end is no speech
         length = int(pauses.start[-1])
-    stretches = _spoken(loud, audible, length)
+    stretches = _trim_pauses(loud, audible, length)
     sustained = [(a, b) for a, b in stretches if BLOCK * (b - a) >= SAMPLE_RATE * _SHORTEST]
     pieces = [
         piece
-        for start, end in _spoken(loud, cuts, len(probabilities_n))
+        for start, end in _trim_pauses(loud, cuts, len(probabilities_n))
         if _overlaps(start, end, sustained)
         for piece in _cut(start, end, audible, params)
     ]
     parts = [Part(BLOCK * start, min(BLOCK * end, samples)) for start, end in pieces]
-    return _padded(parts, round(SAMPLE_RATE * params.speech_pad), samples)
+    return _pad(parts, round(SAMPLE_RATE * params.speech_pad), samples)
 
 
-def _spoken(loud: NDArray[np.int64], pauses: _Pauses, blocks: int) -> list[tuple[int, int]]:
+def _trim_pauses(loud: NDArray[np.int64], pauses: _Pauses, blocks: int) -> list[tuple[int, int]]:
     """Return the blocks from the first loud one to the last of all, without pauses."""
     starts = [int(loud[0]), *pauses.end.tolist()]
     ends = [*pauses.start.tolist(), blocks]
@@ -260,7 +260,7 @@ def _cut(start: int, end: int, pauses: _Pauses, params: VoiceParams) -> Iterator
     yield start, end
 
 
-def _padded(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
+def _pad(parts: Sequence[Part], pad: int, samples: int) -> tuple[Part, ...]:
     """Widen parts by `pad` samples on each side; parts that would overlap meet halfway."""
     if not parts:
         return ()
@@ -305,7 +305,7 @@ def _closable(pieces: Iterator[NDArray[np.float32]]) -> Generator[NDArray[np.flo
     yield from pieces
 
 
-def spoken(
+def detect_speech(
     audio: AudioSource,
     make: Callable[[AudioSource], Recorded],
     detector: VoiceDetector,

@@ -139,37 +139,37 @@ class Manifest:
                 f"{VERSION}; export it again"
             )
         try:
-            fields["cache"] = tuple(_made(CacheLayers, layers) for layers in fields["cache"])
+            fields["cache"] = tuple(_build(CacheLayers, layers) for layers in fields["cache"])
             fields["graphs"] = {
-                name: _made(
+                name: _build(
                     Graph,
                     {
                         "file": graph["file"],
-                        "inputs": _listed(graph["inputs"]),
-                        "outputs": _listed(graph["outputs"]),
+                        "inputs": _parse_names(graph["inputs"]),
+                        "outputs": _parse_names(graph["outputs"]),
                         "aliases": graph["aliases"],
                     },
                 )
                 for name, graph in fields["graphs"].items()
             }
-            fields["processor"] = _listed(fields.get("processor", []))
+            fields["processor"] = _parse_names(fields.get("processor", []))
             fields["files"] = {
-                name: _made(FileRecord, record) for name, record in fields["files"].items()
+                name: _build(FileRecord, record) for name, record in fields["files"].items()
             }
-            return _made(cls, fields)
+            return _build(cls, fields)
         except (KeyError, TypeError, AttributeError, KvcastError) as error:
             raise KvcastError(
                 f"{MANIFEST} lacks or misspells a field: {error}; export it again"
             ) from None
 
 
-def _listed(names: Any) -> tuple[str, ...]:
+def _parse_names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TypeError("a field that should be a list of names is not one")
     return tuple(names)
 
 
-def _made(kind: type[_Part], values: dict[str, Any]) -> _Part:
+def _build(kind: type[_Part], values: dict[str, Any]) -> _Part:
     """TypeError for a value of the wrong type."""
     made = kind(**values)
     for part in dataclass_fields(kind):  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def check_manifest(manifest: Manifest, dimensions: Any) -> None:
     for layer, wanted in zip(layers, expected, strict=False):
         if not _fits(layer, wanted):
             raise _contradiction(
-                f"a cache is {_shown(layer)} and the dimensions say {_shown(wanted)}"
+                f"a cache is {_describe(layer)} and the dimensions say {_describe(wanted)}"
             )
     if len(layers) != len(expected):
         raise _contradiction(f"it has {len(layers)} layers of caches and not {len(expected)}")
@@ -288,5 +288,5 @@ def _fits(layer: CacheLayers, wanted: CacheLayers) -> bool:
     return same and (layer.capacity == wanted.capacity or is_shorter)
 
 
-def _shown(layer: CacheLayers) -> str:
+def _describe(layer: CacheLayers) -> str:
     return f"{layer.kind}, {layer.heads} heads of {layer.head_dim}, {layer.capacity} positions"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def staged(destination: Path, *, overwrite: bool) -> Iterator[Path]:
+def stage(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes `destination` when the block succeeds.
 
     UsageError: the destination exists and is not a bundle, or is one and `overwrite` is false.

@@ -37,9 +37,9 @@ class Conversation:
         turns = ("tool_calls" in turn or turn["role"] == "tool" for turn in self.messages)
         return bool(self.tools) or any(turns)
 
-    def mapped(self, change: Callable[[str], str]) -> "Conversation":
+    def map_strings(self, change: Callable[[str], str]) -> "Conversation":
         return Conversation(
-            messages=_mapped(self.messages, change), tools=_mapped(self.tools, change)
+            messages=_map_strings(self.messages, change), tools=_map_strings(self.tools, change)
         )
 
     def texts(self) -> list[str]:
@@ -64,7 +64,7 @@ class Conversation:
         return Conversation(messages=messages, tools=self.tools)
 
 
-def checked(
+def check_conversation(
     messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, parts: bool = False
 ) -> Conversation:
     """Return a valid conversation, without lone surrogates; `parts`: content parts are kept.
@@ -80,7 +80,7 @@ def checked(
             for n, m in enumerate(messages, start=1)
         ]
         offered = [_tool(f"tool {n}", tool) for n, tool in enumerate(tools or (), start=1)]
-        return Conversation(messages=turns, tools=offered).mapped(whole_characters)
+        return Conversation(messages=turns, tools=offered).map_strings(whole_characters)
     except RecursionError:
         raise UsageError("the conversation is nested too deeply") from None
 
@@ -109,7 +109,7 @@ class _MessageReader:
             turn["tool_calls"] = self._calls(calls)
             called |= {call["id"]: call["function"]["name"] for call in turn["tool_calls"]}
         if role == "tool":
-            turn["tool_call_id"] = self._answered(given.pop("tool_call_id", None), called)
+            turn["tool_call_id"] = self._find_call(given.pop("tool_call_id", None), called)
             turn["name"] = called[turn["tool_call_id"]]
             given.pop("name", None)
         for key, value in given.items():
@@ -148,7 +148,7 @@ class _MessageReader:
             self._refuse(f"a call of tool_calls has the type {call['type']!r}, not function")
         if not isinstance(call.get("id"), str):
             self._refuse("a call of tool_calls has no id")
-        name = _named(f"{self._where}: a call's function", function)
+        name = _name_of(f"{self._where}: a call's function", function)
         arguments = self._arguments(name, function.get("arguments"))
         return {
             "id": call["id"],
@@ -166,7 +166,7 @@ class _MessageReader:
             self._refuse(f"the arguments of the call of {name} must be a JSON object")
         return _json_object(f"{self._where}: the arguments of the call of {name}", arguments)
 
-    def _answered(self, call: object, called: Mapping[str, str]) -> str:
+    def _find_call(self, call: object, called: Mapping[str, str]) -> str:
         if not isinstance(call, str):
             self._refuse("a tool's answer needs the tool_call_id of the call")
         if call not in called:
@@ -181,7 +181,7 @@ def _tool(where: str, tool: Tool) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise UsageError(f'{where} must be like {{"type": "function", "function": {{"name": …}}}}')
-    _named(f"{where}: its function", function)
+    _name_of(f"{where}: its function", function)
     if not isinstance(function.get("description"), str | None):
         raise UsageError(f"{where}: its description must be text")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -194,7 +194,7 @@ def _tool(where: str, tool: Tool) -> dict[str, Any]:
     return _json_object(f"{where}: its fields", given)
 
 
-def _named(where: str, function: Mapping[str, Any]) -> str:
+def _name_of(where: str, function: Mapping[str, Any]) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
@@ -212,12 +212,12 @@ def _json_object(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(key): _mapped(item, change) for key, item in value.items()}
-    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    return [_map_strings(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _texts(value: Any) -> Iterator[str]:

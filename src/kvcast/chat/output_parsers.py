@@ -48,14 +48,14 @@ class ReasoningParser:
             kept = _spaces(reasoning) if ended or last else _uncertain(reasoning)
             certain = len(reasoning) - kept
             self._held = rest if ended else reasoning[certain:]
-            reasoning = self._stripped(reasoning[:certain])
+            reasoning = self._strip(reasoning[:certain])
             if not ended:
                 return reasoning, ""
             self._awaits, self._strips = "", True
-        answer, self._held = self._stripped(self._held), ""
+        answer, self._held = self._strip(self._held), ""
         return reasoning, answer
 
-    def _stripped(self, text: str) -> str:
+    def _strip(self, text: str) -> str:
         if self._strips:
             text = text.lstrip()
             self._strips = not text
@@ -144,7 +144,7 @@ class ToolCallParser(TextParser):
         if not certain:
             return None
         self._may_be_bare = False
-        return [self._taken(certain)]
+        return [self._take(certain)]
 
     def _certain(self, text: str) -> int:
         opening = self._form.opening
@@ -169,14 +169,14 @@ class ToolCallParser(TextParser):
         calls = self._calls(self._called, text[self._called.end() : end])
         if not calls:
             return self._no_call(end)
-        self._taken(end)
+        self._take(end)
         self._json, self._step = None, self._closing
         return [*calls]
 
     def _no_call(self, length: int) -> list[str | ToolCall]:
         self._json, self._step = None, self._content
         self._may_be_bare = False
-        return [text] if (text := self._taken(length)) else []
+        return [text] if (text := self._take(length)) else []
 
     def _closing(self, final: bool) -> list[str | ToolCall] | None:
         self._text, closing = self._text.lstrip(), self._form.closing
@@ -195,7 +195,7 @@ class ToolCallParser(TextParser):
         self._step, self._may_be_bare = self._content, self._form.bare
         return []
 
-    def _taken(self, length: int) -> str:
+    def _take(self, length: int) -> str:
         text, self._text = self._text[:length], self._text[length:]
         return text
 

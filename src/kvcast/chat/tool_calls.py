@@ -66,9 +66,9 @@ class ToolForm:
 
     def enforced(self, tools: Sequence[Mapping[str, Any]]) -> tuple[EnforcedCall, ...]:
         """Return the texts that call one of these tools, as OpenAI describes them."""
-        return tuple(self._enforced(tool["function"]) for tool in tools)
+        return tuple(self._enforce(tool["function"]) for tool in tools)
 
-    def _enforced(self, function: Mapping[str, Any]) -> EnforcedCall:
+    def _enforce(self, function: Mapping[str, Any]) -> EnforcedCall:
         before, suffix = self.call.split("ARGUMENTS")
         prefix = before.replace("NAME", function["name"])
         schema = function.get("parameters") or {"type": "object", "properties": {}}

@@ -144,7 +144,7 @@ class Checkpoint:
     def family(self) -> Family:
         return family_with(self.dimensions)
 
-    def opened_in(self, precision: BundlePrecision) -> BundlePrecision:
+    def resolve_precision(self, precision: BundlePrecision) -> BundlePrecision:
         """Resolve a precision for these files: int8 if `OWN` finds no codes to keep."""
         keeps = precision.quantize != OWN or self.tensors.has_codes()
         return precision if keeps else replace(precision, quantize="int8")

@@ -121,7 +121,7 @@ def download(
     wanted = (patterns or _PATTERNS) if quantization is None else _patterns_of(quantization)
     bars = None if on_phase is ignore_phase else _telling(on_phase)
 
-    def fetched(patterns: list[str]) -> Path:
+    def fetch(patterns: list[str]) -> Path:
         return Path(
             snapshot_download(
                 repository, revision=revision, allow_patterns=patterns, tqdm_class=bars
@@ -129,9 +129,9 @@ def download(
         )
 
     try:
-        folder = fetched(wanted)
+        folder = fetch(wanted)
         if of_model and (more := _missing_patterns(folder)):
-            folder = fetched([*wanted, *more])
+            folder = fetch([*wanted, *more])
     except Exception as error:
         # The library also raises its HTTP client's errors.
         raise _one_line(error, repository, revision) from error

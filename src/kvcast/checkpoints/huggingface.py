@@ -11,7 +11,7 @@ from typing import Any
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder.huggingface import DECODER
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
-from kvcast.checkpoints.lora import Adapter, is_peft, merged, read_peft
+from kvcast.checkpoints.lora import Adapter, is_peft, merge, read_peft
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
 from kvcast.checkpoints.speech.canary import CANARY
@@ -116,7 +116,7 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     if str(config.get("model_type")) in family.adapted and is_peft(folder):
         adapters = [read_peft(folder, "its own adapter"), *adapters]
     if adapters:
-        stored = merged(stored, adapters, str(folder), family.heads)
+        stored = merge(stored, adapters, str(folder), family.heads)
     return family.read(folder, config, stored)
 
 

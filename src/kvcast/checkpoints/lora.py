@@ -38,7 +38,7 @@ class Change(Protocol):
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether the change fits a tensor of this shape."""
 
-    def applied(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    def apply(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         """With this share of the change, perhaps in place; KvcastError for a damaged change."""
 
 
@@ -52,10 +52,10 @@ class LowRank(Change):
 
     @override
     def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == (self._shape[::-1] if self._turned(shape) else self._shape)
+        return shape == (self._shape[::-1] if self._is_transposed(shape) else self._shape)
 
     @override
-    def applied(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    def apply(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         rank, scale = self.lora_a.shape[0], share * self.scale
         lora_a = self.lora_a.read().astype(np.float32).reshape(rank, -1)
         lora_b = self.lora_b.read().astype(np.float32).reshape(-1, rank)
@@ -63,14 +63,14 @@ class LowRank(Change):
         if not max(most, most * abs(scale), abs(scale)) < _MOST:  # NaN is not, either
             raise KvcastError(f"{self.label} is damaged: it holds numbers that are not finite")
         product = ((np.float32(scale) * lora_b) @ lora_a).reshape(self._shape)
-        weight += product.T if self._turned(weight.shape) else product
+        weight += product.T if self._is_transposed(weight.shape) else product
         return weight
 
     @property
     def _shape(self) -> tuple[int, ...]:
         return (self.lora_b.shape[0], *self.lora_a.shape[1:])
 
-    def _turned(self, shape: tuple[int, ...]) -> bool:
+    def _is_transposed(self, shape: tuple[int, ...]) -> bool:
         either = isinstance(self.transposed, str)
         return shape == self._shape[::-1] if either else bool(self.transposed)
 
@@ -87,7 +87,7 @@ class Replacement(Change):
         return shape == self.tensor.shape
 
     @override
-    def applied(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    def apply(self, weight: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         trained = self.tensor.read().astype(np.float32)
         if not np.isfinite(trained).all():
             raise KvcastError(f"{self.label} is damaged: it holds numbers that are not finite")
@@ -110,7 +110,7 @@ class Adapter:
         return combined_sha256(f"adapter {self.layout}", self.files)
 
 
-def merged(
+def merge(
     stored: Mapping[str, StoredTensor],
     adapters: Iterable[Adapter],
     label: str,
@@ -126,13 +126,13 @@ def merged(
     names = _Names(stored, heads or {})
     for adapter in adapters:
         for name, of_one in adapter.changes.items():
-            target = names.found(name)
+            target = names.find(name)
             if target is None:
                 raise KvcastError(f"{adapter.name} changes {name}, which {label} does not have")
             if original := names.original(target):
                 own.setdefault(target, stored[original])
             changes.setdefault(target, []).extend((adapter, change) for change in of_one)
-    for head, embedding in names.tied():
+    for head, embedding in names.tied_names():
         if embedding in changes:
             own.setdefault(head, stored[embedding])
     for name, of_tensor in changes.items():
@@ -143,15 +143,15 @@ def merged(
                     f"{adapter.name} does not fit {label}: {name} has shape {list(shape)}, and its "
                     "change another; give the model that it was trained for"
                 )
-        own[name] = _changed(own[name], of_tensor)
+        own[name] = _apply_changes(own[name], of_tensor)
     return own
 
 
-def _changed(tensor: StoredTensor, changes: Sequence[tuple[Adapter, Change]]) -> StoredTensor:
+def _apply_changes(tensor: StoredTensor, changes: Sequence[tuple[Adapter, Change]]) -> StoredTensor:
     def read() -> NDArray[np.float32]:
         weight: NDArray[np.float32] = tensor.read().astype(np.float32)
         for adapter, change in changes:
-            weight = change.applied(weight, adapter.weight)
+            weight = change.apply(weight, adapter.weight)
         return weight
 
     def rows() -> FileRows:
@@ -177,7 +177,7 @@ class _Names:
             if head not in self._plain and embedding in self._plain
         }
 
-    def found(self, name: str) -> str | None:
+    def find(self, name: str) -> str | None:
         """Return the name in the files, or of a head that files omit."""
         if name in self._stored:
             return name
@@ -192,7 +192,7 @@ class _Names:
     def original(self, head: str) -> str | None:
         return self._embeddings.get(head)
 
-    def tied(self) -> Iterable[tuple[str, str]]:
+    def tied_names(self) -> Iterable[tuple[str, str]]:
         return self._embeddings.items()
 
 

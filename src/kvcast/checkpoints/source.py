@@ -162,7 +162,7 @@ def open_adapters(
 ) -> list[Adapter]:
     """Open adapters; raises KvcastError with one line (InputMissingError for unknown names)."""
     several = [named] if isinstance(named, str | Path) else named
-    return [_opened(str(name), on_phase) for name in several]
+    return [_open_adapter(str(name), on_phase) for name in several]
 
 
 def notices_of(adapters: Sequence[Adapter], model: str) -> list[str]:
@@ -180,10 +180,10 @@ def _last_part(model: str) -> str:
     return name.partition("@")[0].lower()
 
 
-def _opened(word: str, on_phase: OnPhase) -> Adapter:
+def _open_adapter(word: str, on_phase: OnPhase) -> Adapter:
     name, weight = _split(word)
     with os_errors_as_ours():
-        path = _located(name, on_phase)
+        path = _locate(name, on_phase)
         files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() and not is_peft(path) else []
         if path.is_file() or len(files) == 1:
             adapter = read_gguf_adapter(files[0] if files else path, _public(name))
@@ -209,7 +209,7 @@ def _split(word: str) -> tuple[str, float]:
     return name, weight
 
 
-def _located(name: str, on_phase: OnPhase) -> Path:
+def _locate(name: str, on_phase: OnPhase) -> Path:
     path = Path(name)
     if name and path.is_dir():
         return snapshot_in(path)

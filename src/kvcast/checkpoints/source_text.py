@@ -61,7 +61,7 @@ def read_text(folder: Path, config: Mapping[str, Any], kind: str | None = None) 
         "end_tokens": end_tokens(folder, config),
         "bos_token": None,
         "eos_token": token_text(settings.get("eos_token")) or "</s>",
-        "generation": _recommended(folder, config),
+        "generation": _recommended_options(folder, config),
         "translates": config["model_type"] in _TRANSLATING,
         **_languages(settings, config),
     }
@@ -116,7 +116,7 @@ def _class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return str(named).removesuffix("Fast")
 
 
-def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _recommended_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Options in generation_config.json, or else config.json; KvcastError for unsupported values.
 
     Lengths are without the token that a target starts with.
@@ -135,7 +135,7 @@ def _recommended(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         told |= _search(fields)
     else:
         told.pop("beam", None)
-    for option, suppressed in _suppressed(fields).items():
+    for option, suppressed in _suppressed_tokens(fields).items():
         if suppressed:
             told[option] = suppressed
     return told
@@ -153,7 +153,7 @@ def _search(fields: Fields) -> dict[str, Any]:
     return told
 
 
-def _suppressed(fields: Fields) -> dict[str, list[Any]]:
+def _suppressed_tokens(fields: Fields) -> dict[str, list[Any]]:
     """Suppressed tokens, except end tokens, and sequences, as in transformers."""
     sequences = fields.values.get("bad_words_ids") or []
     tokens = fields.values.get("suppress_tokens") or []

@@ -67,7 +67,7 @@ def fill(
                 raise KvcastError(stored[name].problem)
             tensors.append(stored[name])
             used.add(name)
-        filled[canonical] = [_joined(tensors, shape)]
+        filled[canonical] = [_join(tensors, shape)]
     foreign = sorted(stored.keys() - used)
     if foreign and not lenient:
         problem = f"{label}: tensor {foreign[0]} has no place in {model}"
@@ -139,7 +139,9 @@ def zeros(shape: tuple[int, ...]) -> StoredTensor:
     return StoredTensor(shape=shape, read=lambda: np.zeros(shape, np.float16))
 
 
-def changed(tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
+def apply_change(
+    tensor: StoredTensor, change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> StoredTensor:
     """Apply `change`, which keeps the shape, when the tensor is read."""
     return replace(tensor, read=lambda: change(tensor.read()), blocks=None, rows=None)
 
@@ -149,29 +151,29 @@ def one_more(weight: NDArray[Any]) -> NDArray[np.float32]:
     return weight.astype(np.float32) + np.float32(1)
 
 
-def swapped(rows: NDArray[Any]) -> NDArray[Any]:
+def swap(rows: NDArray[Any]) -> NDArray[Any]:
     return np.roll(rows, len(rows) // 2, axis=0)
 
 
-def transposed(tensor: StoredTensor) -> StoredTensor:
+def transpose(tensor: StoredTensor) -> StoredTensor:
     def read() -> NDArray[Any]:
         return np.ascontiguousarray(tensor.read().T)
 
     return replace(tensor, shape=tensor.shape[::-1], read=read, blocks=None, rows=None)
 
 
-def reordered(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
+def reorder(tensor: StoredTensor, move: Callable[[NDArray[Any]], NDArray[Any]]) -> StoredTensor:
     """Move rows, and their codes."""
     blocks, rows = tensor.blocks, tensor.rows
     return replace(
-        changed(tensor, move),
+        apply_change(tensor, move),
         blocks=None if blocks is None else lambda: blocks().moved(move),
         rows=None if rows is None else lambda: rows().moved(move),
     )
 
 
-def picked(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
-    part = reordered(tensor, lambda rows: rows[index])
+def pick(tensor: StoredTensor, index: NDArray[np.intp]) -> StoredTensor:
+    part = reorder(tensor, lambda rows: rows[index])
     nbytes = tensor.nbytes * len(index) // tensor.shape[0]
     return replace(part, shape=(len(index), *tensor.shape[1:]), nbytes=nbytes)
 
@@ -187,12 +189,12 @@ def by_part(
     for name, sizes in parts.items():
         ends = first + np.cumsum(sizes)
         spans = np.split(rows[:, first : ends[-1]], (ends - first)[:-1], axis=1)
-        divided[name] = picked(tensor, np.concatenate([span.reshape(-1) for span in spans]))
+        divided[name] = pick(tensor, np.concatenate([span.reshape(-1) for span in spans]))
         first = int(ends[-1])
     return divided
 
 
-def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
+def join_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
     """Concatenate the values of small tensors, [count]."""
     return StoredTensor(
         shape=(sum(prod(tensor.shape) for tensor in tensors),),
@@ -203,7 +205,7 @@ def joined_flat(tensors: Sequence[StoredTensor]) -> StoredTensor:
     )
 
 
-def _joined(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
+def _join(parts: Sequence[StoredTensor], shape: tuple[int, ...]) -> StoredTensor:
     def read() -> NDArray[Any]:
         arrays = [part.read() for part in parts]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -297,7 +299,7 @@ def in_halves(
         return np.concatenate([heads[:, order].reshape(-1, *rows.shape[1:]), rows[count:]])
 
     return {
-        name: reordered(tensor, move) if is_rotated(name) else tensor
+        name: reorder(tensor, move) if is_rotated(name) else tensor
         for name, tensor in stored.items()
     }
 

@@ -40,7 +40,7 @@ def refuse_name(model: str) -> None:
     """Raise InputMissingError for a name or a .pt file of openai-whisper's, with the hub's id."""
     path = Path(model)
     if path.suffix in _PICKLES:
-        raise InputMissingError(f"no file {model}, {_pickled(path)}")
+        raise InputMissingError(f"no file {model}, {_describe_pickle(path)}")
     if hub_id := _HUB_IDS.get(model.lower().removeprefix("whisper-")):
         raise InputMissingError(
             f"no folder {model!r}; for the published model of that name give its hub id, {hub_id}"
@@ -50,7 +50,7 @@ def refuse_name(model: str) -> None:
 def refuse_file(path: Path) -> None:
     """Raise UsageError for any file, with the way to a model that kvcast reads."""
     if path.suffix in _PICKLES:
-        raise UsageError(f"{path} is a pickle, {_pickled(path)}")
+        raise UsageError(f"{path} is a pickle, {_describe_pickle(path)}")
     if _is_ggml(path):
         match = _GGML_NAME.fullmatch(path.name)
         hub_id = _HUB_IDS.get(match["name"]) if match else None
@@ -94,7 +94,7 @@ def refuse_incomplete(folder: Path, missing: str = "") -> None:
         raise InputMissingError(f"{folder}: download incomplete ({what}): run {again} again")
 
 
-def _pickled(path: Path) -> str:
+def _describe_pickle(path: Path) -> str:
     hub_id = _HUB_IDS.get(path.stem)
     published = f"for the published model of that name give its hub id, {hub_id}; otherwise "
     return f"and kvcast never loads pickles: {published if hub_id else ''}{_CONVERT}"

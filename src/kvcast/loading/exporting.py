@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.packages import describe_packages
-from kvcast.bundle.writing import seal, staged
+from kvcast.bundle.writing import seal, stage
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.lora import Adapter
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
@@ -118,7 +118,7 @@ def export_folder(
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)
     _check_room(output, checkpoint, precision)
-    with staged(output, overwrite=overwrite) as folder:
+    with stage(output, overwrite=overwrite) as folder:
         programs = cache(partial(programs_of, checkpoint))
         blocks_of: BlocksOf = checkpoint.tensors.blocks_of
         calibration: dict[str, Any] = {}

@@ -46,7 +46,7 @@ def traffic_of_checkpoint(
     Raises UsageError for sizes that the model lacks, KvcastError if it cannot be read.
     """
     sizes = _fitting(sizes, checkpoint.family, checkpoint.dimensions)
-    precision = checkpoint.opened_in(precision)
+    precision = checkpoint.resolve_precision(precision)
     return ModelTraffic(
         family=checkpoint.family.name,
         runtime=runtime,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.features import SampledAudio
-from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
+from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalise
 from kvcast.decoding.logits_processors import LogitsProcessor, NoRepeatNgram, RepetitionPenalty
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import Policy
@@ -144,7 +144,7 @@ def features_of(samples: Float32, n_mels: int) -> Float32:
     """
     reflected = np.pad(samples, N_FFT // 2, mode="reflect")
     frames_tm = log_mel_frames(reflected, n_mels)[: len(samples) // HOP]
-    return normalised(frames_tm, frames_tm.max())
+    return normalise(frames_tm, frames_tm.max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from kvcast.audio.decode import SAMPLE_RATE, AudioInput, open_audio
 from kvcast.audio.features import MelWindows, RecordedAudio, SampledAudio, refuse_short
 from kvcast.audio.source import AudioSource, ChannelSource
 from kvcast.audio.timeline import Part
-from kvcast.audio.vad import Loudness, VoiceDetector, spoken
+from kvcast.audio.vad import Loudness, VoiceDetector, detect_speech
 from kvcast.checkpoints import packaged
 from kvcast.errors import InputMissingError
 from kvcast.runtimes.base import Float32
@@ -141,7 +141,7 @@ def _opened(
         if detector is None:
             recorded = make(audio)
         else:
-            recorded = spoken(audio, make, detector, params, clips=_clips(params))
+            recorded = detect_speech(audio, make, detector, params, clips=_clips(params))
         refuse_short(recorded.duration, audio.name)
         on_failure.pop_all()
     return recorded

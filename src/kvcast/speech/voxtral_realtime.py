@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvcast.audio.decode import SAMPLE_RATE
-from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
+from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalise
 from kvcast.engine.requests import Input
 from kvcast.families.causal_encoder import CausalEncoder, streamed
 from kvcast.families.programs import StreamedSource
@@ -190,7 +190,7 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
 
     def _features(self, samples: Float32) -> Float32:
         log_mel_tm = log_mel_frames(samples, self.audio.n_mels)
-        return normalised(log_mel_tm, _LOUDEST)
+        return normalise(log_mel_tm, _LOUDEST)
 
     @property
     def frame_timing(self) -> FrameTiming:

@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvcast.chat.conversation import Message, Tool, checked, in_words
+from kvcast.chat.conversation import Message, Tool, check_conversation, in_words
 from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, ToolForm
 from kvcast.errors import KvcastError, in_one_line
 from kvcast.spec.text_files import whole_characters
@@ -94,7 +94,7 @@ class MistralTokenizer(TextTokenizer):
         """Raise UsageError for an invalid conversation, KvcastError for an unsupported one."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        whole = checked(messages, tools).with_short_ids()
+        whole = check_conversation(messages, tools).with_short_ids()
         if whole.has_tools and self._form is None:
             whole = in_words(whole)
         turns = [{key: turn[key] for key in _TURN if key in turn} for turn in whole.messages]

@@ -32,7 +32,7 @@ from kvcast.chat.conversation import (
     Conversation,
     Message,
     Tool,
-    checked,
+    check_conversation,
     in_words,
     without_system,
 )
@@ -125,7 +125,7 @@ class JsonTokenizer(TextTokenizer):
         if self._template is None:
             raise KvcastError(NO_TEMPLATE)
         in_parts = self._template.reads_parts and (self._template.knows_tools or not tools)
-        whole = checked(messages, tools, parts=in_parts)
+        whole = check_conversation(messages, tools, parts=in_parts)
         if not self._template.knows_tools and whole.has_tools:
             whole, prompt = self._with_tools_in_words(self._template, in_words(whole))
         else:
@@ -138,12 +138,12 @@ class JsonTokenizer(TextTokenizer):
     def encode_chat_ready(self, messages: Sequence[Message]) -> list[int]:
         if self._template is None:
             return super().encode_chat_ready(messages)
-        prompt = self._template.render(checked(messages, None).messages)
+        prompt = self._template.render(check_conversation(messages, None).messages)
         with _one_line(f"{self._what} cannot take this text"):
             return ids_of(self._tokenizer, prompt, add_special_tokens=False)
 
     def _rendered(self, template: ChatTemplate, whole: Conversation) -> str:
-        neutral = whole.mapped(self._neutral)
+        neutral = whole.map_strings(self._neutral)
         return template.render(neutral.messages, neutral.tools)
 
     def _with_tools_in_words(

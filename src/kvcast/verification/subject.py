@@ -182,7 +182,7 @@ def _precision(
     if manifest is not None:
         return manifest.precision
     precision = RUNTIMES[runtime].choose_opening(params.precision)
-    return precision if checkpoint is None else checkpoint.opened_in(precision)
+    return precision if checkpoint is None else checkpoint.resolve_precision(precision)
 
 
 def _reference(checkpoint: Checkpoint, runtime: str, params: LoadParams) -> Reference:

@@ -75,7 +75,7 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     }
 
 
-def gemma4_restated(fields: Fields) -> dict[str, Any]:
+def restate_gemma4(fields: Fields) -> dict[str, Any]:
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
     if kinds is None:

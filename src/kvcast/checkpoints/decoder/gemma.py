@@ -8,13 +8,13 @@ from kvcast.checkpoints.decoder.fields import (
     gemma2,
     gemma3,
     gemma4,
-    gemma4_restated,
+    restate_gemma4,
     windowed_but_every_nth,
 )
 from kvcast.checkpoints.decoder.model_type import DEFAULTS, IMAGES, DecoderType
 from kvcast.checkpoints.decoder.rotary import FULL, SHARE, SLIDING
 from kvcast.checkpoints.decoder.tensor_names import GEMMA_4_NAMES, GEMMA_NAMES
-from kvcast.checkpoints.decoder.tensors import routers_scaled
+from kvcast.checkpoints.decoder.tensors import scale_routers
 
 _GEMMA_1 = DecoderType(
     defaults={
@@ -108,10 +108,10 @@ _GEMMA_4 = DecoderType(
         "vocab_size_per_layer_input": 262_144,
         "tie_word_embeddings": True,
     },
-    restated=gemma4_restated,
+    restated=restate_gemma4,
     particulars=gemma4,
     names=GEMMA_4_NAMES,
-    prepare=routers_scaled,
+    prepare=scale_routers,
     foreign=(*IMAGES, "audio_tower.", "embed_vision.", "embed_audio."),
 )
 

@@ -31,12 +31,12 @@ from kvcast.checkpoints.huggingface_text import (
     tokenizer_settings,
 )
 from kvcast.checkpoints.tensor_names import (
-    changed,
+    apply_change,
     drop_tied,
     fill_decoder,
     in_halves,
     one_more,
-    transposed,
+    transpose,
 )
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.mixers import ATTENTION
@@ -245,7 +245,7 @@ def _layer_types(fields: Fields, kind: DecoderType) -> list[str]:
 def own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
-    own = kind.prepare(_named(stored, kind), dimensions)
+    own = kind.prepare(_rename(stored, kind), dimensions)
     return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
 
 
@@ -255,7 +255,7 @@ def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str,
     return {**kind.names, **instead}
 
 
-def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
+def _rename(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
     """Without name prefixes, norm weights as they multiply."""
     own = {}
     for full_name, tensor in stored.items():
@@ -265,9 +265,9 @@ def _named(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, S
             continue
         whole = name.endswith(kind.whole_norms)
         if kind.norms_less_one and name.endswith("norm.weight") and not whole:
-            tensor = changed(tensor, one_more)
+            tensor = apply_change(tensor, one_more)
         elif kind.transposed and _CONV1D.search(name):
-            tensor = transposed(tensor)
+            tensor = transpose(tensor)
         elif name.endswith(kind.kernels):
             tensor = _by_position(tensor)
         own[name] = tensor
@@ -280,7 +280,7 @@ def _by_position(kernel: StoredTensor) -> StoredTensor:
         return kernel
     width, _, length = kernel.shape
     return replace(
-        changed(kernel, lambda values: values.reshape(width, length).T), shape=(length, width)
+        apply_change(kernel, lambda values: values.reshape(width, length).T), shape=(length, width)
     )
 
 

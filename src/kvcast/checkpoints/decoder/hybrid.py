@@ -37,7 +37,7 @@ CONVOLVED, LINEAR = "conv", "linear_attention"
 _UNLIMITED = ([0, math.inf], [0, {"__float__": "Infinity"}])
 
 
-def lfm2_restated(fields: Fields) -> dict[str, Any]:
+def restate_lfm2(fields: Fields) -> dict[str, Any]:
     inner: float = fields.whole("block_ff_dim", fields.whole("intermediate_size"))
     if fields.flag("block_auto_adjust_ff_dim"):
         inner = int(2 * inner / 3)
@@ -67,7 +67,7 @@ def lfm2(fields: Fields) -> dict[str, Any]:
     return {"query_key_norm": True, "convolution": length, "convolution_bias": biases}
 
 
-def qwen3_5_restated(fields: Fields) -> dict[str, Any]:
+def restate_qwen3_5(fields: Fields) -> dict[str, Any]:
     if fields.values.get("layer_types") is not None:
         return {}
     interval = fields.whole("full_attention_interval")
@@ -100,8 +100,8 @@ def qwen3_5_experts(fields: Fields) -> dict[str, Any]:
     return qwen3_5(fields) | qwen_experts(fields) | shared
 
 
-def qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
-    return qwen3_5_restated(fields) | {
+def restate_qwen3_5_experts(fields: Fields) -> dict[str, Any]:
+    return restate_qwen3_5(fields) | {
         "intermediate_size": fields.whole("moe_intermediate_size"),
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
@@ -109,7 +109,7 @@ def qwen3_5_experts_restated(fields: Fields) -> dict[str, Any]:
     }
 
 
-def granite_hybrid_restated(fields: Fields) -> dict[str, Any]:
+def restate_granite_hybrid(fields: Fields) -> dict[str, Any]:
     kinds = fields.values.get("layer_types")
     if kinds is None:
         kinds = [LINEAR] * fields.whole("num_hidden_layers", most=MOST_LAYERS)
@@ -131,7 +131,7 @@ def granite_hybrid(fields: Fields) -> dict[str, Any]:
     return own
 
 
-def bamba_restated(fields: Fields) -> dict[str, Any]:
+def restate_bamba(fields: Fields) -> dict[str, Any]:
     attending = fields.values.get("attn_layer_indices") or []
     if not isinstance(attending, list):
         raise fields.error("attn_layer_indices must be a list")
@@ -189,7 +189,7 @@ _QWEN3_5 = DecoderType(
         "linear_num_value_heads": 32,
     },
     particulars=qwen3_5,
-    restated=qwen3_5_restated,
+    restated=restate_qwen3_5,
     names=QWEN3_5_NAMES,
     mixers={LINEAR: DELTA},
     kernels=("linear_attn.conv1d.weight",),
@@ -216,7 +216,7 @@ _QWEN3_NEXT = replace(
 )
 
 
-_QWEN3_5_EXPERTS = replace(_QWEN3_NEXT, restated=qwen3_5_experts_restated)
+_QWEN3_5_EXPERTS = replace(_QWEN3_NEXT, restated=restate_qwen3_5_experts)
 
 
 _MAMBA = {
@@ -273,7 +273,7 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         particulars=bamba,
         names=BAMBA_NAMES,
         rotary=(SHARE,),
-        restated=bamba_restated,
+        restated=restate_bamba,
         mixers={LINEAR: STATE_SPACE},
         kernels=(MAMBA_CONVOLUTION,),
         prepare=keys_first,
@@ -290,7 +290,7 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         particulars=granite_hybrid,
         names=GRANITE_HYBRID_NAMES,
         spelling={"layers_block_type": "layer_types"},
-        restated=granite_hybrid_restated,
+        restated=restate_granite_hybrid,
         mixers={LINEAR: STATE_SPACE},
         kernels=(MAMBA_CONVOLUTION,),
         prepare=keys_first,
@@ -316,7 +316,7 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         },
         particulars=lfm2,
         names=LFM2_NAMES,
-        restated=lfm2_restated,
+        restated=restate_lfm2,
         mixers={CONVOLVED: CONVOLUTION},
         kernels=("conv.conv.weight",),
     ),

@@ -27,7 +27,7 @@ from kvcast.checkpoints.decoder.tensor_names import (
 )
 from kvcast.checkpoints.decoder.tensors import (
     heads_apart,
-    norms_of_heads_joined,
+    join_head_norms,
     norms_of_ones,
     positions_from_the_third,
 )
@@ -91,13 +91,13 @@ def gpt2(fields: Fields) -> dict[str, Any]:
     return _LAYER_NORMS | _LEARNED_POSITIONS | _UNGATED | dict.fromkeys(_BIASES, True) | scale
 
 
-def gpt_bigcode_restated(fields: Fields) -> dict[str, Any]:
+def restate_gpt_bigcode(fields: Fields) -> dict[str, Any]:
     if not fields.flag("multi_query"):
         raise fields.error("multi_query must be true: other models are not supported")
     return {"num_key_value_heads": 1}
 
 
-def gpt_neo_restated(fields: Fields) -> dict[str, Any]:
+def restate_gpt_neo(fields: Fields) -> dict[str, Any]:
     layers, kinds = fields.whole("num_hidden_layers", most=MOST_LAYERS), list[str]()
     groups = fields.values["attention_types"]
     usual = {"global": FULL, "local": SLIDING}
@@ -116,7 +116,7 @@ def gpt_neo(_: Fields) -> dict[str, Any]:
     return _LAYER_NORMS | _LEARNED_POSITIONS | _UNGATED | biases | {"attention_scale": 1.0}
 
 
-def gptj_restated(fields: Fields) -> dict[str, Any]:
+def restate_gptj(fields: Fields) -> dict[str, Any]:
     head_dim = max(fields.whole("hidden_size") // fields.whole("num_attention_heads"), 1)
     return {SHARE: fields.whole("rotary_dim", most=head_dim) / head_dim}
 
@@ -142,7 +142,7 @@ def opt(fields: Fields) -> dict[str, Any]:
     return _LAYER_NORMS | _LEARNED_POSITIONS | _UNGATED | biases
 
 
-def falcon_restated(fields: Fields) -> dict[str, Any]:
+def restate_falcon(fields: Fields) -> dict[str, Any]:
     heads = fields.whole("num_attention_heads")
     if fields.flag("new_decoder_architecture"):
         return {"num_key_value_heads": fields.whole("num_kv_heads", heads)}
@@ -179,7 +179,7 @@ _COHERE = DecoderType(
         "tie_word_embeddings": True,
     },
     particulars=cohere,
-    prepare=norms_of_heads_joined,
+    prepare=join_head_norms,
     neighbours=True,
 )
 
@@ -246,7 +246,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "use_parallel_residual": False,
         },
         particulars=stablelm,
-        prepare=norms_of_heads_joined,
+        prepare=join_head_norms,
         names=LAYER_NORM_NAMES,
         rotary=(SHARE,),
     ),
@@ -293,7 +293,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
     "gpt_bigcode": replace(
         _GPT2,
         defaults={**_GPT2.defaults, "hidden_act": "gelu_pytorch_tanh", "multi_query": True},
-        restated=gpt_bigcode_restated,
+        restated=restate_gpt_bigcode,
         transposed=False,
     ),
     "gpt_neo": DecoderType(
@@ -311,7 +311,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "window_size": "sliding_window",
             "activation_function": "hidden_act",
         },
-        restated=gpt_neo_restated,
+        restated=restate_gpt_neo,
         particulars=gpt_neo,
         names=GPT_NEO_NAMES,
         inner_per_width=4,
@@ -324,7 +324,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "rotary_dim": 64,
         },
         spelling=_GPT2.spelling,
-        restated=gptj_restated,
+        restated=restate_gptj,
         particulars=gptj,
         names=GPTJ_NAMES,
         inner_per_width=4,
@@ -364,7 +364,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "ffn_hidden_size": "intermediate_size",
             "activation": "hidden_act",
         },
-        restated=falcon_restated,
+        restated=restate_falcon,
         particulars=falcon,
         names=FALCON_NAMES,
         names_instead=FALCON_NORM_NAMES,

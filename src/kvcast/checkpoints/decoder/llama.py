@@ -36,7 +36,7 @@ from kvcast.checkpoints.decoder.tensor_names import (
     QWEN_EXPERT_NAMES,
     QWEN_STACKED_NAMES,
 )
-from kvcast.checkpoints.decoder.tensors import experts_by_rows, experts_turned
+from kvcast.checkpoints.decoder.tensors import experts_by_rows, transpose_experts
 
 _MISTRAL = DecoderType(
     defaults={**DEFAULTS, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -175,7 +175,7 @@ LLAMA_TYPES: Mapping[str, DecoderType] = {
         defaults={**_QWEN_EXPERTS_DEFAULTS, "rope_theta": 500_000.0},
         windowed=lambda _fields, _layer: False,
         restated=lambda _fields: {"norm_topk_prob": True},
-        prepare=experts_turned,
+        prepare=transpose_experts,
         foreign=("visual.",),
     ),
     "gpt_oss": DecoderType(

@@ -21,7 +21,7 @@ from kvcast.checkpoints.base import (
 )
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.safetensors import read_weights, weight_files
-from kvcast.checkpoints.tensor_names import fill_decoder, halves_from_pairs, reordered
+from kvcast.checkpoints.tensor_names import fill_decoder, halves_from_pairs, reorder
 from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputMissingError
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -129,7 +129,7 @@ def _tensors(folder: Path, dimensions: DecoderDimensions) -> LazyTensors:
         return halves_from_pairs(weight, dimensions.head_dim)
 
     stored: dict[str, StoredTensor] = {
-        name: reordered(tensor, halves) if name.endswith(_ROTATED) else tensor
+        name: reorder(tensor, halves) if name.endswith(_ROTATED) else tensor
         for name, tensor in read_weights(_weight_files(folder)).items()
         if not name.startswith(_IMAGES)
     }

@@ -61,7 +61,7 @@ def _llama3(parameters: Fields, fields: Fields) -> dict[str, Any]:
         "factor": parameters.positive("factor"),
         "low_frequency": parameters.positive("low_freq_factor"),
         "high_frequency": parameters.positive("high_freq_factor"),
-        "trained_positions": _trained(parameters, fields),
+        "trained_positions": _trained_length(parameters, fields),
     }
 
 
@@ -78,7 +78,7 @@ def _proportional(parameters: Fields, _fields: Fields) -> dict[str, Any]:
 
 
 def _longrope(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    trained, attention = _trained(parameters, fields), None
+    trained, attention = _trained_length(parameters, fields), None
     if parameters.values.get("attention_factor") is not None:
         attention = parameters.positive("attention_factor")
     longer = fields.whole("max_position_embeddings") / trained
@@ -110,13 +110,13 @@ def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
         "factor": factor,
         "low_frequency": parameters.positive("beta_slow", 1.0),
         "high_frequency": parameters.positive("beta_fast", 32.0),
-        "trained_positions": _trained(parameters, fields),
+        "trained_positions": _trained_length(parameters, fields),
         "attention_factor": attention,
         "truncate": parameters.flag("truncate", True),
     }
 
 
-def _trained(parameters: Fields, fields: Fields) -> int:
+def _trained_length(parameters: Fields, fields: Fields) -> int:
     name = "original_max_position_embeddings"
     if fields.values.get(name) is not None:
         return fields.whole(name)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf.file import GgufTensor
-from kvcast.checkpoints.tensor_names import by_part, changed, joined_flat, picked, reordered
+from kvcast.checkpoints.tensor_names import apply_change, by_part, join_flat, pick, reorder
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.stored_matrices import Encoding
 
@@ -44,7 +44,7 @@ def heads_apart(
     rows = np.arange(keys * (each + 2) * size).reshape(keys, each + 2, size)
     order = np.concatenate([part.ravel() for part in np.split(rows, [each, each + 1], axis=1)])
     return {
-        name: picked(tensor, order) if _FUSED in name and tensor.shape[0] == len(order) else tensor
+        name: pick(tensor, order) if _FUSED in name and tensor.shape[0] == len(order) else tensor
         for name, tensor in own.items()
     }
 
@@ -56,7 +56,7 @@ def positions_from_the_third(
     table = own.get(_POSITIONS)
     if table is None or table.shape[0] != dimensions.max_positions + 2:
         return dict(own)
-    return {**own, _POSITIONS: picked(table, np.arange(2, table.shape[0]))}
+    return {**own, _POSITIONS: pick(table, np.arange(2, table.shape[0]))}
 
 
 def norms_of_ones(
@@ -73,7 +73,7 @@ def norms_of_ones(
     return {**dict.fromkeys(("norm.weight", *layers), ones), **own}
 
 
-def experts_turned(
+def transpose_experts(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
     """[experts, outputs, inputs]; Qwen 3 VL's first files have inputs first."""
@@ -84,22 +84,22 @@ def experts_turned(
         shape = next((shape for end, shape in usual.items() if name.endswith(end)), None)
         if shape is None or tensor.shape[1:] != shape[::-1] or tensor.shape[1:] == shape:
             return tensor
-        swapped = changed(tensor, lambda experts: experts.swapaxes(1, 2))
+        swapped = apply_change(tensor, lambda experts: experts.swapaxes(1, 2))
         return replace(swapped, shape=(tensor.shape[0], *shape))
 
     return {name: outputs_first(name, tensor) for name, tensor in own.items()}
 
 
-def routers_scaled(
+def scale_routers(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
     """Divide the weights of norms before routers by the root of the width, as Gemma 4 does."""
 
-    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+    def scale(weight: NDArray[Any]) -> NDArray[np.float32]:
         return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
 
     return {
-        name: changed(tensor, scaled) if name.endswith(".router.scale") else tensor
+        name: apply_change(tensor, scale) if name.endswith(".router.scale") else tensor
         for name, tensor in own.items()
     }
 
@@ -135,7 +135,7 @@ def parts_apart(
     return apart
 
 
-def norms_of_heads_joined(
+def join_head_norms(
     own: Mapping[str, StoredTensor], _: DecoderDimensions
 ) -> dict[str, StoredTensor]:
     """Norms of queries and keys, of which each head has one, as one tensor each."""
@@ -144,11 +144,11 @@ def norms_of_heads_joined(
         if norm := _NORM_OF_A_HEAD.fullmatch(name):
             norms[f"{norm[1]}_norm.weight"][int(norm[2])] = tensor
         elif name.endswith((_QUERY_NORM, _KEY_NORM)):
-            joined[name] = joined_flat([tensor])
+            joined[name] = join_flat([tensor])
         else:
             joined[name] = tensor
     in_order = {name: [heads[i] for i in sorted(heads)] for name, heads in norms.items()}
-    return joined | {name: joined_flat(heads) for name, heads in in_order.items()}
+    return joined | {name: join_flat(heads) for name, heads in in_order.items()}
 
 
 def keys_first(
@@ -169,7 +169,7 @@ def keys_first(
     for name, tensor in own.items():
         for end, move in moves.items():
             if name.endswith(end):
-                change = changed if end == MAMBA_CONVOLUTION else reordered
+                change = apply_change if end == MAMBA_CONVOLUTION else reorder
                 moved[name] = change(tensor, move)
     return moved
 

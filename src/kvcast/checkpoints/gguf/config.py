@@ -50,10 +50,10 @@ from kvcast.checkpoints.gguf.tensors import (
     delta_net_tensors,
     gemma4_tensors,
     grouped_delta_net_tensors,
-    kernels_turned,
     norms_of_ones,
     second_norm_first,
     state_space_tensors,
+    transpose_kernels,
 )
 from kvcast.families.decoder_dimensions import DecoderDimensions
 
@@ -251,7 +251,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         model_type="lfm2",
         fields=lfm2_fields,
         names=LFM2_NAMES,
-        prepare=kernels_turned,
+        prepare=transpose_kernels,
         epsilon=_RMS_EPSILON,
     ),
     "qwen35": _QWEN35,

@@ -64,7 +64,7 @@ def _half(blocks: Bytes, first: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(blocks[:, first : first + 2]).view("<f2").astype(np.float32)
 
 
-def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
+def _to_signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return codes.view(np.int8) - np.int8(zero)
 
 
@@ -77,7 +77,7 @@ def _k_scales(blocks: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def _q4_0(raw: Bytes) -> _Parts:
-    return _signed(_planes(raw[:, 2:], 4, 16), 8), _half(raw, 0), None
+    return _to_signed(_planes(raw[:, 2:], 4, 16), 8), _half(raw, 0), None
 
 
 def _q4_1(raw: Bytes) -> _Parts:
@@ -86,7 +86,7 @@ def _q4_1(raw: Bytes) -> _Parts:
 
 def _q5_0(raw: Bytes) -> _Parts:
     codes = _planes(raw[:, 6:], 4, 16) | _planes(raw[:, 2:6], 1, 1) << 4
-    return _signed(codes, 16), _half(raw, 0), None
+    return _to_signed(codes, 16), _half(raw, 0), None
 
 
 def _q5_1(raw: Bytes) -> _Parts:
@@ -106,7 +106,7 @@ def _q2_k(raw: Bytes) -> _Parts:
 def _q3_k(raw: Bytes) -> _Parts:
     codes = _planes(raw[:, 32:96], 2, 32) | _planes(raw[:, :32], 1, 32) << 2
     scales = _planes(raw[:, 96:104], 4, 8) | _planes(raw[:, 104:108], 2, 4) << 4
-    return _signed(codes, 4), _half(raw, 108) * _signed(scales, 32), None
+    return _to_signed(codes, 4), _half(raw, 108) * _to_signed(scales, 32), None
 
 
 def _q4_k(raw: Bytes) -> _Parts:
@@ -119,7 +119,7 @@ def _q5_k(raw: Bytes) -> _Parts:
 
 def _q6_k(raw: Bytes) -> _Parts:
     codes = _planes(raw[:, :128], 4, 64) | _planes(raw[:, 128:192], 2, 32) << 4
-    return _signed(codes, 32), _half(raw, 208) * raw[:, 192:208].view(np.int8), None
+    return _to_signed(codes, 32), _half(raw, 208) * raw[:, 192:208].view(np.int8), None
 
 
 def _iq4_nl(raw: Bytes) -> _Parts:
@@ -129,7 +129,7 @@ def _iq4_nl(raw: Bytes) -> _Parts:
 def _iq4_xs(raw: Bytes) -> _Parts:
     scales = _planes(raw[:, 4:8], 4, 1) | _planes(raw[:, 2:4], 2, 1) << 4
     codes = _NON_LINEAR[_planes(raw[:, 8:], 4, 16)]
-    return codes, _half(raw, 0) * _signed(scales, 32), None
+    return codes, _half(raw, 0) * _to_signed(scales, 32), None
 
 
 def _mxfp4(raw: Bytes) -> _Parts:

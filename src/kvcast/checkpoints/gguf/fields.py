@@ -280,7 +280,7 @@ def rotary_fields(
         if _DIVISORS in tensors:
             if scaling != "none":
                 raise values.fields.error(f"rotary scaling both by {_DIVISORS} and by its type")
-            parameters = _divided(values, base, tensors[_DIVISORS])
+            parameters = _find_scaling(values, base, tensors[_DIVISORS])
             if parameters.get("rope_type") == "llama3":
                 config[_ORIGINAL] = parameters.pop(_ORIGINAL)
         elif scaling == "yarn":
@@ -331,7 +331,7 @@ def _yarn(values: Values, factor: float) -> Config:
     }
 
 
-def _divided(values: Values, base: float, divisors: GgufTensor) -> Config:
+def _find_scaling(values: Values, base: float, divisors: GgufTensor) -> Config:
     """Find the factor of Llama 3's scaling, if it explains all divisors; keep any others."""
     fields, head_dim = values.fields, values.head_dim
     if divisors.shape != (head_dim // 2,):

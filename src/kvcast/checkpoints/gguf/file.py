@@ -100,7 +100,7 @@ def read_gguf(path: Path) -> GgufFile:
     for _ in range(values):
         name = cursor.name("a value")
         if name in parsed:
-            raise cursor.damaged(f"value {name} occurs twice")
+            raise cursor.error(f"value {name} occurs twice")
         parsed[name] = cursor.value(cursor.number("<u4"), name)
     return GgufFile(values=parsed, tensors=_tensors(cursor, tensors, parsed, path))
 
@@ -147,7 +147,7 @@ def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
         )
     tensors, values = cursor.number("<u8"), cursor.number("<u8")
     if tensors * _SMALLEST_TENSOR + values * _SMALLEST_VALUE > cursor.remaining:
-        raise cursor.damaged(f"it cannot hold {tensors} tensors and {values} values")
+        raise cursor.error(f"it cannot hold {tensors} tensors and {values} values")
     return tensors, values
 
 
@@ -157,7 +157,7 @@ class _GgufCursor:
         self._data = map_file(path)
         self.position = 0
 
-    def damaged(self, reason: str) -> InputOutputError:
+    def error(self, reason: str) -> InputOutputError:
         return InputOutputError(f"{self._path} is damaged: {reason}; fetch it again")
 
     @property
@@ -166,7 +166,7 @@ class _GgufCursor:
 
     def take(self, count: int) -> NDArray[np.uint8]:
         if count > self.remaining:
-            raise self.damaged("it ends too early")
+            raise self.error("it ends too early")
         start = self.position
         self.position += count
         return self._data[start : self.position]
@@ -182,13 +182,13 @@ class _GgufCursor:
         try:
             return self.take(self.number("<u8")).tobytes().decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{label} is not text") from None
+            raise self.error(f"{label} is not text") from None
 
     def name(self, label: str) -> str:
         """Read a string that may end up in a message: no line breaks, no terminal codes."""
         name = self.string(f"the name of {label}")
         if not name.isprintable() or not 0 < len(name) <= 256:
-            raise self.damaged(f"the name of {label} is not text")
+            raise self.error(f"the name of {label} is not text")
         return name
 
     def value(self, kind: int, name: str) -> Any:
@@ -208,7 +208,7 @@ class _GgufCursor:
     def _strings(self, count: int, name: str) -> list[str]:
         """Read in a fast loop of plain Python: a vocabulary has hundreds of thousands."""
         if count * 8 > self.remaining:
-            raise self.damaged(f"{name} cannot hold {count} strings")
+            raise self.error(f"{name} cannot hold {count} strings")
         data, position, end = self._data.data, self.position, len(self._data)
         length = struct.Struct("<Q")
         strings = []
@@ -217,17 +217,17 @@ class _GgufCursor:
                 (size,) = length.unpack_from(data, position)
                 position += 8
                 if size > end - position:
-                    raise self.damaged(f"{name} ends too early")
+                    raise self.error(f"{name} ends too early")
                 strings.append(str(data[position : position + size], "utf-8"))
                 position += size
         except (struct.error, UnicodeDecodeError):
-            raise self.damaged(f"{name} is not a list of texts") from None
+            raise self.error(f"{name} is not a list of texts") from None
         self.position = position
         return strings
 
     def _number_kind(self, kind: int, name: str) -> str:
         if kind not in _NUMBERS:
-            raise self.damaged(f"{name} is of the unknown type {kind}")
+            raise self.error(f"{name} is of the unknown type {kind}")
         return _NUMBERS[kind]
 
 
@@ -236,7 +236,7 @@ def _tensors(
 ) -> dict[str, GgufTensor]:
     alignment = values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.damaged("general.alignment is not a power of two")
+        raise cursor.error("general.alignment is not a power of two")
     described = [_description(cursor, path) for _ in range(count)]
     start = math.ceil(cursor.position / alignment) * alignment
     room = cursor.remaining + cursor.position - start
@@ -245,9 +245,9 @@ def _tensors(
     # In file order, to check that no two share bytes: a small file cannot claim to be a huge model.
     for offset, size, name, kind, shape in sorted(described, key=lambda item: item[:2]):
         if name in tensors:
-            raise cursor.damaged(f"tensor {name} occurs twice")
+            raise cursor.error(f"tensor {name} occurs twice")
         if offset % alignment or offset < end or offset + size > room:
-            raise cursor.damaged(f"tensor {name} does not lie in its place in the file")
+            raise cursor.error(f"tensor {name} does not lie in its place in the file")
         end = offset + size
         raw = cursor.view(start + offset, size)
         tensors[name] = GgufTensor(label=f"{path}: tensor {name}", type=kind, shape=shape, raw=raw)
@@ -261,7 +261,7 @@ def _description(cursor: _GgufCursor, path: Path) -> _Description:
     name = cursor.name("a tensor")
     rank = cursor.number("<u4")
     if not 0 < rank <= _MAX_RANK:
-        raise cursor.damaged(f"tensor {name} has {rank} axes")
+        raise cursor.error(f"tensor {name} has {rank} axes")
     shape = tuple(reversed([cursor.number("<u8") for _ in range(rank)]))
     number, offset = cursor.number("<u4"), cursor.number("<u8")
     if number in _OTHERS:
@@ -270,9 +270,9 @@ def _description(cursor: _GgufCursor, path: Path) -> _Description:
             f"{', '.join(kind.name for kind in BLOCKS)}: fetch another quantisation"
         )
     if number not in list(Encoding):
-        raise cursor.damaged(f"tensor {name} is of the unknown type {number}")
+        raise cursor.error(f"tensor {name} is of the unknown type {number}")
     kind = Encoding(number)
     block, block_bytes = BLOCKS[kind]
     if 0 in shape or shape[-1] % block:
-        raise cursor.damaged(f"tensor {name} cannot have shape {list(shape)}")
+        raise cursor.error(f"tensor {name} cannot have shape {list(shape)}")
     return offset, math.prod(shape) // block * block_bytes, name, kind, shape

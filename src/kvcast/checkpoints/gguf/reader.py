@@ -26,7 +26,7 @@ from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS, Values
 from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
 from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
-from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merged
+from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merge
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -69,10 +69,10 @@ def read_model(
         )
     values = Values(fields=fields, architecture=name, tensors=file.tensors.keys())
     dimensions = architecture.dimensions(values, file)
-    stored = _stored(file, dimensions, values)
+    stored = _read_tensors(file, dimensions, values)
     if adapters:
         _check_architecture(adapters, name, label)
-        stored = merged(stored, adapters, label, {HEAD: (EMBEDDING,)})
+        stored = merge(stored, adapters, label, {HEAD: (EMBEDDING,)})
         dimensions = replace(dimensions, tied=HEAD not in stored)
     stored = architecture.prepare(stored, dimensions)
     neighbours = architecture.are_neighbours(values)
@@ -89,7 +89,7 @@ def _check_architecture(adapters: Sequence[Adapter], architecture: str, label: s
             )
 
 
-def _stored(
+def _read_tensors(
     file: GgufFile, dimensions: DecoderDimensions, values: Values
 ) -> dict[str, StoredTensor]:
     stored, blocks = {}, values.whole("block_count")
@@ -212,7 +212,7 @@ def _low_ranks(
     # The first matrix of embeddings is looked up by rows.
     stored = lora_a.stored()
     if name == _TOKENS and axes == _MATRIX:
-        stored = _turned(stored)
+        stored = _transpose(stored)
     rank = stored.shape[0]
     if axes != _MATRIX or len(lora_b.shape) != _MATRIX or lora_b.shape[1] != rank:
         raise fields.error(
@@ -230,7 +230,7 @@ def _low_ranks(
     return {name: [change]}
 
 
-def _turned(tensor: StoredTensor) -> StoredTensor:
+def _transpose(tensor: StoredTensor) -> StoredTensor:
     def read() -> NDArray[np.float32]:
         turned: NDArray[np.float32] = tensor.read().T
         return turned

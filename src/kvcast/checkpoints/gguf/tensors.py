@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.tensor_names import (
+    apply_change,
     by_part,
-    changed,
-    joined_flat,
-    picked,
-    reordered,
-    transposed,
+    join_flat,
+    pick,
+    reorder,
+    transpose,
 )
 from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -42,7 +42,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     f"{_LAYER}.feed_forward.down.weight": ("blk.{i}.ffn_down.weight",),
     f"{_LAYER}.feed_forward_post_norm.weight": ("blk.{i}.post_ffw_norm.weight",),
     f"{_LAYER}.feed_forward.router.weight": ("blk.{i}.ffn_gate_inp.weight",),
-    # Files stack the experts; `_stored` splits them.
+    # Files stack the experts; `_read_tensors` splits them.
     f"{_LAYER}.feed_forward.gate_up": (
         "blk.{i}.ffn_gate_exps.weight.{e}",
         "blk.{i}.ffn_up_exps.weight.{e}",
@@ -188,30 +188,32 @@ def _as_elsewhere(
     for name, tensor in stored.items():
         if name.endswith(_QUERY) and tensor.shape[0] == 2 * dimensions.heads * dimensions.head_dim:
             rows = np.arange(tensor.shape[0]).reshape(-1, 2, dimensions.head_dim)
-            query, gate = (picked(tensor, rows[:, part].ravel()) for part in range(2))
+            query, gate = (pick(tensor, rows[:, part].ravel()) for part in range(2))
             own |= {name: query, name.replace(_QUERY, _QUERY_GATE): gate}
         elif name.endswith(DECAY):
-            own[name] = changed(tensor, partial(logarithms, name))
+            own[name] = apply_change(tensor, partial(logarithms, name))
         else:
             # Attention has queries, keys and values by the same name, whose heads turn.
             is_kernel = name.endswith(_KERNEL)
-            own[name.replace(_QKV, _CONVOLVED)] = transposed(tensor) if is_kernel else tensor
+            own[name.replace(_QKV, _CONVOLVED)] = transpose(tensor) if is_kernel else tensor
     return own
 
 
 def _beside_their_key(name: str, tensor: StoredTensor, sizes: DeltaNet) -> StoredTensor:
     if name.endswith((_QKV, _KERNEL)):
-        return reordered(tensor, partial(_grouped, sizes, 2 * sizes.keys, sizes.value_dim))
+        return reorder(tensor, partial(_group_heads, sizes, 2 * sizes.keys, sizes.value_dim))
     if name.endswith(_GATE):
-        return reordered(tensor, partial(_grouped, sizes, 0, sizes.value_dim))
+        return reorder(tensor, partial(_group_heads, sizes, 0, sizes.value_dim))
     if name.endswith(_OF_HEADS):
-        return reordered(tensor, partial(_grouped, sizes, 0, 1))
+        return reorder(tensor, partial(_group_heads, sizes, 0, 1))
     if name.endswith(_OUT):  # its columns, along which codes are in blocks
-        return changed(tensor, lambda matrix: _grouped(sizes, 0, sizes.value_dim, matrix.T).T)
+        return apply_change(
+            tensor, lambda matrix: _group_heads(sizes, 0, sizes.value_dim, matrix.T).T
+        )
     return tensor
 
 
-def _grouped(sizes: DeltaNet, first: int, size: int, rows: NDArray[Any]) -> NDArray[Any]:
+def _group_heads(sizes: DeltaNet, first: int, size: int, rows: NDArray[Any]) -> NDArray[Any]:
     """Reorder the heads, of `size` rows each, that begin after the `first` rows."""
     turns = rows[first:].reshape(-1, sizes.key_heads, size, *rows.shape[1:])
     heads = turns.swapaxes(0, 1).reshape(rows[first:].shape)
@@ -240,22 +242,22 @@ def gemma4_tensors(
         f"blk.{i}.attn_{name}.weight" for i in layers for name in ("k", "v", "k_norm", "v_norm")
     }
 
-    def scaled(weight: NDArray[Any]) -> NDArray[np.float32]:
+    def scale(weight: NDArray[Any]) -> NDArray[np.float32]:
         return weight.astype(np.float32) * np.float32(dimensions.width**-0.5)
 
     return {
-        name: changed(tensor, scaled) if name.endswith(".ffn_gate_inp.scale") else tensor
+        name: apply_change(tensor, scale) if name.endswith(".ffn_gate_inp.scale") else tensor
         for name, tensor in stored.items()
         if name not in unread
     }
 
 
-def kernels_turned(
+def transpose_kernels(
     stored: Mapping[str, StoredTensor], _: DecoderDimensions
 ) -> dict[str, StoredTensor]:
     """[width, length] to [length, width]."""
     return {
-        name: transposed(tensor) if name.endswith(_SHORT_KERNEL) else tensor
+        name: transpose(tensor) if name.endswith(_SHORT_KERNEL) else tensor
         for name, tensor in stored.items()
     }
 
@@ -271,14 +273,14 @@ def state_space_tensors(
 
     def own(name: str, tensor: StoredTensor) -> StoredTensor:
         if name.endswith(".ssm_in.weight") and tensor.shape[0] == len(inputs):
-            return picked(tensor, inputs)
+            return pick(tensor, inputs)
         if name.endswith(".ssm_conv1d.bias") and tensor.shape == channels.shape:
-            return picked(tensor, channels)
+            return pick(tensor, channels)
         if name.endswith(".ssm_conv1d.weight") and tensor.shape[0] == len(channels):
-            return transposed(picked(tensor, channels))
+            return transpose(pick(tensor, channels))
         if name.endswith(_STEPS):
-            tensor = joined_flat([tensor])
-        return changed(tensor, partial(logarithms, name)) if name.endswith(DECAY) else tensor
+            tensor = join_flat([tensor])
+        return apply_change(tensor, partial(logarithms, name)) if name.endswith(DECAY) else tensor
 
     return {name: own(name, tensor) for name, tensor in stored.items()}
 

@@ -26,7 +26,7 @@ from kvcast.checkpoints.lora import CONFIG, is_peft
 from kvcast.checkpoints.speech.audio_encoders import GRANITE_SPEECH, VOXTRAL_REALTIME, AudioType
 from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor, split_tokenizer
-from kvcast.checkpoints.tensor_names import changed, fill_decoder, fill_evenly, of_modules
+from kvcast.checkpoints.tensor_names import apply_change, fill_decoder, fill_evenly, of_modules
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import MOST_FRAMES, WhisperEncoder
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -160,9 +160,9 @@ def _time_first(
     own = {}
     for name, tensor in tensors.items():
         if name.endswith("conv_out.weight") and tensor.shape == shape:
-            own[name] = changed(tensor, by_band)
+            own[name] = apply_change(tensor, by_band)
         elif ".conv2d" in name and len(tensor.shape) == 4:
-            own[name] = changed(tensor, kernel)
+            own[name] = apply_change(tensor, kernel)
         else:
             own[name] = tensor
     return own

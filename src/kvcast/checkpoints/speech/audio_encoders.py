@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, read_json_object
 from kvcast.checkpoints.decoder.rotary import FULL, read_rotary
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.speech.conformer import Tensors, fold_norm, halved
+from kvcast.checkpoints.speech.conformer import Tensors, fold_norm, halve
 from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor
-from kvcast.checkpoints.tensor_names import changed, of_modules, swapped
+from kvcast.checkpoints.tensor_names import apply_change, of_modules, swap
 from kvcast.errors import KvcastError
 from kvcast.families.audio_encoder import AudioEncoder
 from kvcast.families.block_conformer import BlockConformer, QueryFormer
@@ -166,7 +166,7 @@ def _projector_of(outer: Fields, source: int) -> QueryFormer:
     )
 
 
-def _prepared(
+def _prepare(
     stored: dict[str, StoredTensor], encoder: BlockConformer, label: str
 ) -> dict[str, StoredTensor]:
     tensors = Tensors(stored, label)
@@ -182,15 +182,15 @@ def _of_layer(tensors: Tensors, encoder: BlockConformer, layer: str) -> None:
     mixed = encoder.heads * encoder.head_dim
     for part in ("ff1", "ff2"):
         shape = (width, inner)
-        tensors.change(f"{layer}.{part}.down_proj.weight", shape, shape, halved)
-        tensors.change(f"{layer}.{part}.down_proj.bias", shape[:1], shape[:1], halved)
+        tensors.change(f"{layer}.{part}.down_proj.weight", shape, shape, halve)
+        tensors.change(f"{layer}.{part}.down_proj.bias", shape[:1], shape[:1], halve)
     for name, first in (("to_k", 0), ("to_v", mixed)):
         both, rows = f"{layer}.attn.to_kv.weight", slice(first, first + mixed)
         tensors.part(both, (2 * mixed, width), f"{layer}.attn.{name}.weight", rows)
     _distances(tensors, encoder, f"{layer}.attn.rel_pos_emb.weight")
     up, down = f"{layer}.conv.up_conv", f"{layer}.conv.down_conv"
-    tensors.change(f"{up}.weight", (2 * channels, width, 1), (2 * channels, width), swapped)
-    tensors.change(f"{up}.bias", (2 * channels,), (2 * channels,), swapped)
+    tensors.change(f"{up}.weight", (2 * channels, width, 1), (2 * channels, width), swap)
+    tensors.change(f"{up}.bias", (2 * channels,), (2 * channels,), swap)
     tensors.change(f"{down}.weight", (width, channels, 1), (width, channels))
     convolution = f"{layer}.conv.depth_conv.conv"
     tensors.bias(f"{convolution}.bias", channels, there=False)
@@ -236,7 +236,7 @@ GRANITE_SPEECH = AudioType(
     check=_check,
     prefixes=("encoder.", "projector."),
     names=_NAMES,
-    prepare=_prepared,
+    prepare=_prepare,
     fixed={"logits_scaling": 1.0},  # transformers' head follows the norm
     adapted=True,
     lenient=True,
@@ -307,7 +307,7 @@ def _realtime_encoder_of(outer: Fields) -> CausalEncoder:
     )
 
 
-def _conditioned(
+def _fold_delay(
     stored: dict[str, StoredTensor], encoder: CausalEncoder, label: str
 ) -> dict[str, StoredTensor]:
     """Fold the delay's factors into norms."""
@@ -322,12 +322,12 @@ def _conditioned(
         width = weight.shape[0] if weight.shape else 0
         if width % 2 or (first.shape, second.shape) != ((_RANK, width), (width, _RANK)):
             raise KvcastError(f"{label}: tensors {layer}.ada_rms_norm have other shapes")
-        own[name] = changed(weight, _factors_of(first, second, encoder.delay))
+        own[name] = apply_change(weight, _factors_of(first, second, encoder.delay))
     return own
 
 
 def _factors_of(first: StoredTensor, second: StoredTensor, delay: int) -> Any:
-    def conditioned(weight: NDArray[Any]) -> NDArray[np.float32]:
+    def fold(weight: NDArray[Any]) -> NDArray[np.float32]:
         half = len(weight) // 2
         angles = delay * np.exp(-math.log(_TIMESCALE) / half * np.arange(half))
         time = np.concatenate([np.cos(angles), np.sin(angles)])
@@ -337,7 +337,7 @@ def _factors_of(first: StoredTensor, second: StoredTensor, delay: int) -> Any:
         factored: NDArray[np.float32] = (weight.astype(np.float64) * factors).astype(np.float32)
         return factored
 
-    return conditioned
+    return fold
 
 
 def _check_realtime(folder: Path, encoder: CausalEncoder) -> None:
@@ -377,5 +377,5 @@ VOXTRAL_REALTIME = AudioType(
     prefixes=("audio_tower.", "multi_modal_projector."),
     names=_REALTIME_NAMES,
     prepare=lambda tensors, _, __: with_key_biases(tensors),
-    prepare_text=_conditioned,
+    prepare_text=_fold_delay,
 )

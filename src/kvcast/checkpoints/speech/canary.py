@@ -126,7 +126,7 @@ _OF_NEMO: Mapping[str, str] = {
 }
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     name = name.removeprefix("model.")
     for theirs, ours in _OF_NEMO.items():
         name = name.replace(theirs, ours)
@@ -244,6 +244,6 @@ CANARY = HuggingFaceFamily(
     model_types=tuple(_KINDS),
     dimensions=canary_dimensions,
     read=read_canary,
-    renamed=_renamed,
+    renamed=_rename,
     heads={_HEAD: (_EMBEDDING,)},
 )

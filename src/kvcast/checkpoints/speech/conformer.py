@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor, read_json_object
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tensor_names import of_modules, picked, swapped, zeros
+from kvcast.checkpoints.tensor_names import of_modules, pick, swap, zeros
 from kvcast.errors import KvcastError
 from kvcast.families.conformer import Conformer
 from kvcast.spec.sizes import MOST_LAYERS
@@ -166,15 +166,15 @@ def _of_layer(tensors: "Tensors", encoder: Conformer, fields: Fields, layer: str
         for leaf, size in {"linear1": inner, "linear2": width}.items():
             tensors.bias(f"{layer}.{part}.{leaf}.bias", size, there=attends)
         shape = (width, inner)
-        tensors.change(f"{layer}.{part}.linear2.weight", shape, shape, halved)
-        tensors.change(f"{layer}.{part}.linear2.bias", shape[:1], shape[:1], halved)
+        tensors.change(f"{layer}.{part}.linear2.weight", shape, shape, halve)
+        tensors.change(f"{layer}.{part}.linear2.bias", shape[:1], shape[:1], halve)
     for x in "qkvo":
         tensors.bias(f"{attention}.{x}_proj.bias", width, there=attends)
     for x in "uv":
         tensors.change(f"{attention}.bias_{x}", (heads, width // heads), (width,))
     for leaf, size in {"pointwise_conv1": 2 * width, "pointwise_conv2": width}.items():
         tensors.bias(f"{convolution}.{leaf}.bias", size, there=convolves)
-        turned = swapped if size != width else None
+        turned = swap if size != width else None
         tensors.change(f"{convolution}.{leaf}.weight", (size, width, 1), (size, width), turned)
         if turned:
             tensors.change(f"{convolution}.{leaf}.bias", (size,), (size,), turned)
@@ -199,24 +199,24 @@ def fold_norm(
         gain, shift, mean, variance = (np.asarray(part.read(), np.float32) for part in parts)
         return gain / np.sqrt(variance + _BATCH_EPSILON), shift, mean
 
-    def folded(kernel: NDArray[Any]) -> NDArray[Any]:
+    def fold(kernel: NDArray[Any]) -> NDArray[Any]:
         whole = np.pad(kernel, ((0, 0), (0, 0), (0, length - given[-1])))
         return _kernel(whole[..., None] * read()[0][:, None, None, None])
 
-    def shifted(bias: NDArray[Any]) -> NDArray[Any]:
+    def fold_bias(bias: NDArray[Any]) -> NDArray[Any]:
         factors, shift, mean = read()
         folded_bias: NDArray[Any] = (bias - mean) * factors + shift
         return folded_bias
 
-    tensors.change(f"{convolution}.weight", given, (length, 1, channels), folded)
-    tensors.change(f"{convolution}.bias", (channels,), (channels,), shifted)
+    tensors.change(f"{convolution}.weight", given, (length, 1, channels), fold)
+    tensors.change(f"{convolution}.bias", (channels,), (channels,), fold_bias)
 
 
 def _kernel(kernel: NDArray[Any]) -> NDArray[Any]:
     return kernel[:, 0].transpose(1, 2, 0)
 
 
-def halved(matrix: NDArray[Any]) -> NDArray[Any]:
+def halve(matrix: NDArray[Any]) -> NDArray[Any]:
     return matrix * np.float32(0.5)
 
 
@@ -257,7 +257,7 @@ class Tensors:
 
     def part(self, name: str, shape: tuple[int, ...], to: str, rows: slice) -> None:
         tensor = self.of(name, shape)
-        self.changed[to] = picked(tensor, np.arange(shape[0])[rows])
+        self.changed[to] = pick(tensor, np.arange(shape[0])[rows])
 
     def rename(self, name: str, to: str) -> None:
         if name in self.changed:

@@ -115,12 +115,12 @@ class _ModelBinCursor:
         self._data = map_file(path)
         self._position = 0
 
-    def damaged(self, reason: str) -> InputOutputError:
+    def error(self, reason: str) -> InputOutputError:
         return InputOutputError(f"{self._path} is damaged: {reason}; fetch or convert it again")
 
     def take(self, count: int, label: str) -> NDArray[np.uint8]:
         if count > self.remaining:
-            raise self.damaged(f"it ends within {label}")
+            raise self.error(f"it ends within {label}")
         start = self._position
         self._position += count
         return self._data[start : self._position]
@@ -133,7 +133,7 @@ class _ModelBinCursor:
         """Read a u32 count of entries that take at least `smallest` bytes each."""
         (count,) = self.unpack("I", label)
         if count * smallest > self.remaining:
-            raise self.damaged(f"it cannot hold {count} {label}")
+            raise self.error(f"it cannot hold {count} {label}")
         return count
 
     def string(self, label: str) -> str:
@@ -141,7 +141,7 @@ class _ModelBinCursor:
         text = self.take(length, label).tobytes().decode("ascii", errors="replace")
         # Names end up in messages: no line breaks or terminal codes.
         if not text.endswith("\0") or not text[:-1].isprintable() or not text.isascii():
-            raise self.damaged(f"{label} is not text")
+            raise self.error(f"{label} is not text")
         return text[:-1]
 
     @property
@@ -166,17 +166,17 @@ def parse_model_file(path: Path) -> ModelFile:
     for _ in range(cursor.count(_SMALLEST_VARIABLE, "variables")):
         name, variable = _parse_variable(cursor)
         if name in variables:
-            raise cursor.damaged(f"variable {name} occurs twice")
+            raise cursor.error(f"variable {name} occurs twice")
         variables[name] = variable
     for _ in range(cursor.count(_SMALLEST_ALIAS, "aliases")):
         alias, name = cursor.string("an alias"), cursor.string("an alias")
         if alias in variables or name not in variables:
-            raise cursor.damaged(f"alias {alias} of {name} leads nowhere")
+            raise cursor.error(f"alias {alias} of {name} leads nowhere")
         variables[alias] = variables[name]
         if f"{name}_scale" in variables:
             variables[f"{alias}_scale"] = variables[f"{name}_scale"]
     if cursor.remaining:
-        raise cursor.damaged(f"{cursor.remaining} bytes follow its end")
+        raise cursor.error(f"{cursor.remaining} bytes follow its end")
     return ModelFile(specification=specification, variables=variables)
 
 
@@ -184,13 +184,13 @@ def _parse_variable(cursor: _ModelBinCursor) -> tuple[str, Variable]:
     name = cursor.string("the name of a variable")
     (rank,) = cursor.unpack("B", f"variable {name}")
     if rank > _MAX_RANK:
-        raise cursor.damaged(f"variable {name} has {rank} axes")
+        raise cursor.error(f"variable {name} has {rank} axes")
     shape = cursor.unpack(f"{rank}I", f"variable {name}")
     kind, size = cursor.unpack("BI", f"variable {name}")
     if kind >= len(_KINDS):
-        raise cursor.damaged(f"variable {name} is of the unknown kind {kind}")
+        raise cursor.error(f"variable {name} is of the unknown kind {kind}")
     if math.prod(shape) * _ITEM_SIZES[kind] != size:
-        raise cursor.damaged(f"variable {name} has {size} bytes for shape {list(shape)}")
+        raise cursor.error(f"variable {name} has {size} bytes for shape {list(shape)}")
     raw = cursor.take(size, f"variable {name}")
     return name, Variable(kind=_KINDS[kind], shape=shape, raw=raw)
 
@@ -199,13 +199,13 @@ def _tensors(variables: Mapping[str, Variable], label: str) -> dict[str, StoredT
     """All variables but settings (scalars) and scales, as floating-point tensors."""
     scales = {f"{name}_scale" for name in variables}
     return {
-        name: _dequantised(variable, variables.get(f"{name}_scale"), f"{label}: tensor {name}")
+        name: _dequantise(variable, variables.get(f"{name}_scale"), f"{label}: tensor {name}")
         for name, variable in variables.items()
         if variable.shape and name not in scales
     }
 
 
-def _dequantised(variable: Variable, scale: Variable | None, label: str) -> StoredTensor:
+def _dequantise(variable: Variable, scale: Variable | None, label: str) -> StoredTensor:
     """Floating-point values, divided by a scale per row (int8) or by one (int16)."""
     stored = tensor_from_bytes(variable.raw, variable.kind, variable.shape, label)
     if variable.kind in _FLOATS:

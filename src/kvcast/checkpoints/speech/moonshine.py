@@ -18,13 +18,13 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_start_token
 from kvcast.checkpoints.source_text import read_text
 from kvcast.checkpoints.tensor_names import (
-    changed,
+    apply_change,
     drop_tied,
     fill_evenly,
     head_order,
     of_modules,
-    reordered,
-    swapped,
+    reorder,
+    swap,
 )
 from kvcast.families.moonshine import (
     MoonshineDimensions,
@@ -282,13 +282,13 @@ def _canonical(
     for name, tensor in stored.items():
         is_rotated = ".self_attn.q_proj" in name or ".self_attn.k_proj" in name
         if is_rotated and name.startswith(stacks) and not tensor.shape[0] % size:
-            own[name] = reordered(tensor, turned)
+            own[name] = reorder(tensor, turned)
         elif name.startswith("decoder.layers.") and ".mlp.fc1." in name:
-            own[name] = reordered(tensor, swapped)
+            own[name] = reorder(tensor, swap)
         elif name.endswith(".gamma"):
-            own[f"{name.removesuffix('gamma')}weight"] = changed(tensor, lambda x: x + 1)
+            own[f"{name.removesuffix('gamma')}weight"] = apply_change(tensor, lambda x: x + 1)
         elif name == _COMPRESSION and not tensor.shape:
-            own[name] = replace(changed(tensor, lambda x: np.exp(x).reshape(1)), shape=(1,))
+            own[name] = replace(apply_change(tensor, lambda x: np.exp(x).reshape(1)), shape=(1,))
         else:
             own[name] = tensor
     return own

@@ -90,7 +90,7 @@ def _read_parts(folder: Path) -> bytes:
             added[token] = text
             (specials.add if special else specials.discard)(token)
     texts = {text: token for text, token in vocabulary.items() if token not in added}
-    return _joined(texts, _merges(folder / _MERGES), added, specials)
+    return _join(texts, _merges(folder / _MERGES), added, specials)
 
 
 def split_tokenizer(folder: Path, pattern: str) -> bytes:
@@ -145,7 +145,7 @@ def _from_list(tokens: Any, path: Path) -> bytes:
     texts = {text: token for token, text in enumerate(tokens[:end])}
     added = dict(enumerate(tokens[end:], start=end))
     specials = {token for token, text in added.items() if _is_special(text)}
-    return _joined(texts, merges_by_rank(texts), added, specials)
+    return _join(texts, merges_by_rank(texts), added, specials)
 
 
 def merges_by_rank(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -169,7 +169,7 @@ def merges_by_rank(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
     return merges
 
 
-def _joined(
+def _join(
     texts: Mapping[str, int],
     merges: Sequence[tuple[str, str]],
     added: Mapping[int, str],

@@ -291,7 +291,7 @@ def _own_tensors(
     if _BIAS in own:
         bias = own.pop(_BIAS)
         if bias.shape == (1, dimensions.vocab_size) and bias.read().any():
-            own[_BIAS] = _reshaped(bias, bias.shape[1:], lambda whole: whole[0])
+            own[_BIAS] = _reshape(bias, bias.shape[1:], lambda whole: whole[0])
         elif bias.shape != (1, dimensions.vocab_size):
             raise KvcastError(
                 f"{label}: tensor {_BIAS} has shape {list(bias.shape)}, but the configuration asks "
@@ -310,14 +310,14 @@ def _tables(
         if name in stored:
             table = stored[name]
             rest = (max(0, table.shape[0] - kind.skipped), *table.shape[1:])
-            tables[name] = _reshaped(table, rest, lambda whole: whole[kind.skipped :])
+            tables[name] = _reshape(table, rest, lambda whole: whole[kind.skipped :])
         elif (waves := kind.waves) is not None:
             read = partial(waves, *shape, padding)
             tables[name] = StoredTensor(shape=shape, read=read)
     return tables
 
 
-def _reshaped(
+def _reshape(
     tensor: StoredTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> StoredTensor:
     return replace(tensor, shape=shape, read=lambda: change(tensor.read()), blocks=None, rows=None)

@@ -22,7 +22,7 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tensor_names import NameTable, changed, fill_evenly, halves_from_pairs
+from kvcast.checkpoints.tensor_names import NameTable, apply_change, fill_evenly, halves_from_pairs
 from kvcast.checkpoints.text2text.tensorflow import TensorflowTensor, read_checkpoint, shard_files
 from kvcast.checkpoints.text2text.word_pieces import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
@@ -186,17 +186,17 @@ def _activation(config: Fields, value: object) -> str:
     return _ACTIVATIONS[value]
 
 
-def _stored(
+def _stored_tensors(
     tensors: Mapping[str, TensorflowTensor], prefixes: tuple[str, ...]
 ) -> dict[str, StoredTensor]:
     return {
-        name: _transposed(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
+        name: _transpose(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
         for name, tensor in tensors.items()
         if name.startswith(prefixes) and not _TRAINING.search(name)
     }
 
 
-def _transposed(tensor: StoredTensor) -> StoredTensor:
+def _transpose(tensor: StoredTensor) -> StoredTensor:
     return StoredTensor(
         shape=tensor.shape[::-1], read=lambda: np.ascontiguousarray(tensor.read().T)
     )
@@ -205,11 +205,11 @@ def _transposed(tensor: StoredTensor) -> StoredTensor:
 def _unilm_tensors(
     dimensions: UnilmDimensions, tensors: Mapping[str, TensorflowTensor], label: str
 ) -> LazyTensors:
-    stored = _stored(tensors, ("bert/", "cls/"))
+    stored = _stored_tensors(tensors, ("bert/", "cls/"))
     if dimensions.rotary is not None:
         halves = partial(halves_from_pairs, head_dim=dimensions.head_dim)
         stored |= {
-            name: changed(tensor, halves)
+            name: apply_change(tensor, halves)
             for name, tensor in stored.items()
             if _ROTATED.search(name)
         }
@@ -219,7 +219,7 @@ def _unilm_tensors(
 def _t5_tensors(
     dimensions: T5Dimensions, tensors: Mapping[str, TensorflowTensor], label: str
 ) -> LazyTensors:
-    stored = _stored(tensors, (_SHARED, "encoder/", "decoder/"))
+    stored = _stored_tensors(tensors, (_SHARED, "encoder/", "decoder/"))
     return fill_evenly(dimensions, _T5_NAMES, stored, label, _model(dimensions.encoder_layers))
 
 

@@ -140,7 +140,7 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
     fields = Fields(values={**_DEFAULTS[kind], **config}, label=label)
     width, layers = fields.whole("d_model"), fields.whole("num_layers", most=MOST_LAYERS)
     activation, gated = _feed_forward(fields)
-    scaled = kind != "mt5" and _scaled(fields)
+    scaled = kind != "mt5" and _scales_logits(fields)
     return fields.make(
         T5Dimensions,
         architecture=kind,
@@ -163,7 +163,7 @@ def t5_dimensions(config: Mapping[str, Any], label: str) -> T5Dimensions:
     )
 
 
-def _scaled(fields: Fields) -> bool:
+def _scales_logits(fields: Fields) -> bool:
     """As with a tied head; transformers 5, which saves every head as tied, has a field for it."""
     return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
 

@@ -13,7 +13,7 @@ from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_start_token
 from kvcast.checkpoints.source_text import read_text
-from kvcast.checkpoints.tensor_names import Entry, changed, drop_tied, fill, one_more, same
+from kvcast.checkpoints.tensor_names import Entry, apply_change, drop_tied, fill, one_more, same
 from kvcast.families.gemma_stack import GemmaStack
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.table import family_with
@@ -178,7 +178,7 @@ def own_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Without name prefixes, with 1 added to norm weights; a tied head is dropped."""
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     own = {
-        name: changed(tensor, one_more) if name.endswith("norm.weight") else tensor
+        name: apply_change(tensor, one_more) if name.endswith("norm.weight") else tensor
         for name, tensor in own.items()
     }
     drop_tied(own, HEAD, EMBEDDING)

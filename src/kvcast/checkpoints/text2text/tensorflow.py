@@ -83,7 +83,7 @@ def read_checkpoint(index: Path) -> Mapping[str, TensorflowTensor]:
     # No two may share bytes: small files cannot claim to be a huge model.
     for entry, other in pairwise(placed):
         if entry.shard == other.shard and entry.offset + entry.size > other.offset:
-            raise _damaged(index, f"tensors {entry.name} and {other.name} share bytes")
+            raise _error(index, f"tensors {entry.name} and {other.name} share bytes")
     shards = {}
     for number in sorted({entry.shard for entry in placed}):
         path = index.with_name(f"{_stem(index)}.data-{number:05}-of-{count:05}")
@@ -105,19 +105,19 @@ def _stem(index: Path) -> str:
     return index.name.removesuffix(_SUFFIX)
 
 
-def _damaged(path: Path, reason: str) -> InputOutputError:
+def _error(path: Path, reason: str) -> InputOutputError:
     return InputOutputError(f"{path} is damaged: {reason}; fetch it again")
 
 
 def _number_of_shards(index: Path, key: bytes, value: bytes) -> int:
     if key:
-        raise _damaged(index, "it has no header")
+        raise _error(index, "it has no header")
     fields = _fields(_IndexCursor(value, index))
     count, order = fields.get(1, 0), fields.get(2, 0)
     if order != 0:
         raise KvcastError(f"{index} is big-endian: save it again on a little-endian machine")
     if type(count) is not int or not 0 < count <= _MOST_SHARDS:
-        raise _damaged(index, "it has no sensible number of shards")
+        raise _error(index, "it has no sensible number of shards")
     return count
 
 
@@ -131,10 +131,10 @@ def _entry(index: Path, key: bytes, value: bytes, shards: int) -> _Place:
     values = [fields.get(number, 0) for number in (1, 3, 4, 5)]
     shape = fields.get(2, b"")
     if not all(type(number) is int for number in values) or not isinstance(shape, bytes):
-        raise _damaged(index, f"the description of tensor {name} cannot be read")
+        raise _error(index, f"the description of tensor {name} cannot be read")
     kind, shard, offset, size = map(int, values)
     if shard >= shards:
-        raise _damaged(index, f"tensor {name} lies in shard {shard} of {shards}")
+        raise _error(index, f"tensor {name} lies in shard {shard} of {shards}")
     axes = _shape(_IndexCursor(shape, index), name)
     return _Place(name=name, type=kind, shape=axes, shard=shard, offset=offset, size=size)
 
@@ -146,7 +146,7 @@ def _name(index: Path, key: bytes) -> str:
         name = "\n"
     # Names end up in messages: no line breaks or terminal codes.
     if not name.isprintable():
-        raise _damaged(index, "the name of a tensor is not text")
+        raise _error(index, "the name of a tensor is not text")
     return name
 
 
@@ -156,7 +156,7 @@ def _shape(cursor: "_IndexCursor", name: str) -> tuple[int, ...]:
         if number == 2 and isinstance(value, bytes):
             size = _fields(_IndexCursor(value, cursor.path)).get(1, 0)
             if type(size) is not int or size >= 1 << 63 or len(axes) == _MAX_RANK:
-                raise _damaged(cursor.path, f"tensor {name} has no sensible shape")
+                raise _error(cursor.path, f"tensor {name} has no sensible shape")
             axes.append(size)
     return tuple(axes)
 
@@ -164,7 +164,7 @@ def _shape(cursor: "_IndexCursor", name: str) -> tuple[int, ...]:
 def _tensor(place: _Place, shard: Path, data: NDArray[np.uint8]) -> TensorflowTensor:
     end = place.offset + place.size
     if end > len(data):
-        raise _damaged(shard, f"it ends within tensor {place.name}")
+        raise _error(shard, f"it ends within tensor {place.name}")
     return TensorflowTensor(
         label=f"{shard}: tensor {place.name}",
         type=place.type,
@@ -175,7 +175,7 @@ def _tensor(place: _Place, shard: Path, data: NDArray[np.uint8]) -> TensorflowTe
 
 def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
     if path.stat().st_size > _MOST_BYTES:
-        raise _damaged(path, "it is larger than any checkpoint's index")
+        raise _error(path, "it is larger than any checkpoint's index")
     contents = path.read_bytes()
     footer = contents[-_FOOTER:]
     if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
@@ -190,33 +190,33 @@ def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
         start, size = _IndexCursor(value, path).handle()
         # Blocks may not overlap, so each byte is read once, however many handles there are.
         if start < end:
-            raise _damaged(path, "its blocks overlap")
+            raise _error(path, "its blocks overlap")
         end = start + size
         for key, content in _block(blocks, start, size, path):
             if last is not None and key <= last:
-                raise _damaged(path, "its names are not in order")
+                raise _error(path, "its names are not in order")
             last = key
             yield key, content
 
 
 def _block(blocks: bytes, start: int, size: int, path: Path) -> Iterator[tuple[bytes, bytes]]:
     if start + size + _TRAILER > len(blocks):
-        raise _damaged(path, "a block does not lie within it")
+        raise _error(path, "a block does not lie within it")
     end = start + size + _TRAILER
     checked, checksum = blocks[start : end - 4], blocks[end - 4 : end]
     if _masked_crc32c(checked) != int.from_bytes(checksum, "little"):
-        raise _damaged(path, "a checksum does not match")
+        raise _error(path, "a checksum does not match")
     if checked[-1] == _SNAPPY:
         raise KvcastError(f"{path} is compressed with Snappy: save it again with TensorFlow")
     restarts = int.from_bytes(checked[-5:-1], "little")
     if checked[-1] or size < 4 * (1 + restarts):
-        raise _damaged(path, "a block cannot be read")
+        raise _error(path, "a block cannot be read")
     cursor = _IndexCursor(checked[: size - 4 * (1 + restarts)], path)
     key = b""
     while cursor.remaining:
         shared, own, length = cursor.varint(), cursor.varint(), cursor.varint()
         if shared > len(key) or shared + own > _MOST_CHARACTERS:
-            raise _damaged(path, "a name cannot be read")
+            raise _error(path, "a name cannot be read")
         key = key[:shared] + cursor.take(own)
         yield key, cursor.take(length)
 
@@ -233,7 +233,7 @@ class _IndexCursor:
 
     def take(self, count: int) -> bytes:
         if count > self.remaining:
-            raise _damaged(self.path, "an entry ends too early")
+            raise _error(self.path, "an entry ends too early")
         start = self._position
         self._position += count
         return self._data[start : self._position]
@@ -246,7 +246,7 @@ class _IndexCursor:
             number |= (byte & 127) << shift
             if byte < 128:
                 return number
-        raise _damaged(self.path, "a number has no end")
+        raise _error(self.path, "a number has no end")
 
     def handle(self) -> tuple[int, int]:
         return self.varint(), self.varint()
@@ -262,7 +262,7 @@ class _IndexCursor:
             elif wire in (1, 5):
                 yield number, self.take(8 if wire == 1 else 4)
             else:
-                raise _damaged(self.path, "an entry is not a protocol buffer")
+                raise _error(self.path, "an entry is not a protocol buffer")
 
 
 def _fields(cursor: _IndexCursor) -> dict[int, int | bytes]:

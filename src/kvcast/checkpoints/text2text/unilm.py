@@ -14,7 +14,7 @@ from kvcast.checkpoints.base import Checkpoint, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
 from kvcast.checkpoints.tensor_names import (
-    changed,
+    apply_change,
     fill_evenly,
     halves_from_pairs,
     of_modules,
@@ -85,7 +85,7 @@ def read_unilm(
     stored = _own_tensors(stored, dimensions.architecture, str(folder))
     dimensions = replace(dimensions, pooled="pooler.dense.weight" in stored)
     if dimensions.rotary is not None:
-        stored = _rotated_in_halves(stored, dimensions, str(folder))
+        stored = _reorder_rotary_pairs(stored, dimensions, str(folder))
     return Checkpoint(
         dimensions=dimensions,
         tensors=fill_evenly(
@@ -154,7 +154,7 @@ def _plain(name: str, kind: str) -> str:
     return name
 
 
-def _rotated_in_halves(
+def _reorder_rotary_pairs(
     stored: Mapping[str, StoredTensor], dimensions: UnilmDimensions, label: str
 ) -> dict[str, StoredTensor]:
     """Reorder queries and keys, whose rotary pairs are neighbours, to pairs in halves of a head."""
@@ -168,7 +168,7 @@ def _rotated_in_halves(
     reorder = partial(halves_from_pairs, head_dim=dimensions.head_dim)
     parts = (".attention.self.query.", ".attention.self.key.")
     return {
-        name: changed(tensor, reorder) if any(part in name for part in parts) else tensor
+        name: apply_change(tensor, reorder) if any(part in name for part in parts) else tensor
         for name, tensor in stored.items()
         if name != _ANGLES
     }

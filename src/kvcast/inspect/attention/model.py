@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.audio.decode import SAMPLE_RATE, open_audio
-from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalised
+from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalise
 from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_checkpoint
@@ -216,7 +216,7 @@ def spectrogram(samples: Float32) -> Float32:
     """Return the log-mel spectrogram [mels, frames of 10 ms], from 0 for silence to 1."""
     reflected = np.pad(samples, N_FFT // 2, mode="reflect")
     frames_tm = log_mel_frames(reflected, _MELS)[: len(samples) // HOP]
-    scaled = normalised(frames_tm, frames_tm.max()).T
+    scaled = normalise(frames_tm, frames_tm.max()).T
     lowest = scaled.min()
     shares_mf: Float32 = (scaled - lowest) / max(float(scaled.max() - lowest), 1e-6)
     return shares_mf

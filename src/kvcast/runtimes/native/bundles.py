@@ -67,7 +67,7 @@ def open_checkpoint(
     on_phase: OnPhase = ignore_phase,
 ) -> tuple[Manifest, Interpreter]:
     """Open a checkpoint, on an ISA; the manifest equals its bundle's."""
-    precision = checkpoint.opened_in(precision)
+    precision = checkpoint.resolve_precision(precision)
     family, dimensions = checkpoint.family, checkpoint.dimensions
     programs = family.write_programs(dimensions)
     machine = Machine(threads, instructions)
