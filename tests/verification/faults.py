@@ -73,37 +73,44 @@ def _weights(folder: Path) -> Iterator[Arrays]:
     save_file(arrays, path)
 
 
-def flipped_bit(name: str, index: tuple[int, ...], bit: int) -> Break:
+@contextmanager
+def _graph_weights(folder: Path) -> Iterator[Arrays]:
+    """Yield the arrays in the data file of an ONNX graph, and write it as they are left."""
+    tensors = {
+        name: value.const_value
+        for name, value in ir.load(folder / "onnx" / "decode.onnx").graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    (path,) = {folder / "onnx" / tensor.location for tensor in tensors.values()}
+    data = np.fromfile(path, np.uint8)
+    yield {
+        name: data[tensor.offset :][: tensor.nbytes]
+        .view(tensor.dtype.numpy())
+        .reshape(tensor.shape.numpy())
+        for name, tensor in tensors.items()
+    }
+    path.write_bytes(data.tobytes())
+
+
+_FILES = {"native": _weights, "onnx": _graph_weights}
+
+
+def flipped_bit(name: str, index: tuple[int, ...], bit: int, runtime: str = "native") -> Break:
     """Flip one bit of one number: of a float, bit 30 is the highest of the exponent."""
 
     def change(folder: Path) -> None:
-        with _weights(folder) as arrays:
+        with _FILES[runtime](folder) as arrays:
             words = arrays[name].view(f"u{arrays[name].itemsize}")
             words[index] ^= words.dtype.type(1 << bit)
 
     return change
 
 
-def flipped_bit_of_graph(name: str, index: int, bit: int) -> Break:
-    """Flip one bit of a number of an ONNX graph, which has its matrices in a file beside it."""
-
-    def change(folder: Path) -> None:
-        graph = ir.load(folder / "onnx" / "decode.onnx").graph
-        tensor = graph.initializers[name].const_value
-        assert isinstance(tensor, ir.ExternalTensor)
-        path = folder / "onnx" / tensor.location
-        words = np.fromfile(path, np.uint8)
-        words[tensor.offset :].view(np.uint8)[4 * index + bit // 8] ^= np.uint8(1 << bit % 8)
-        path.write_bytes(words.tobytes())
-
-    return change
-
-
-def other_channels_scale(name: str, one: int, other: int) -> Break:
+def other_channels_scale(name: str, one: int, other: int, runtime: str = "native") -> Break:
     """Let two outputs of a quantised matrix have each other's scales."""
 
     def change(folder: Path) -> None:
-        with _weights(folder) as arrays:
+        with _FILES[runtime](folder) as arrays:
             scales = arrays[f"{name}.scales"]
             scales[[one, other]] = scales[[other, one]]
 
@@ -162,6 +169,8 @@ _OUT = "decoder.layers.1.attention.out.weight"
 _QKV = "decoder.layers.0.attention.qkv.weight"
 _EXACT = {"runtime": "native"}
 _INT8 = {"runtime": "native", "quantize": "int8"}
+_ONNX_INT8 = {"runtime": "onnx", "quantize": "int8"}
+_WHISPER_OUT = "decoder.layers.1.self_attention.out.weight"
 _WHISPER_QKV = "decoder.layers.1.self_attention.qkv.weight"
 
 FILE_FAULTS: Mapping[str, FileFault] = {
@@ -171,7 +180,7 @@ FILE_FAULTS: Mapping[str, FileFault] = {
     "flipped bit of a graph": FileFault(
         LLAMA,
         {"runtime": "onnx"},
-        flipped_bit_of_graph(f"{_DOWN}.transposed", 77, 28),
+        flipped_bit(f"{_DOWN}.transposed", (1, 13), 28, "onnx"),
         (_DOWN, "bit 28 is flipped"),
     ),
     "flipped bit in a code": FileFault(
@@ -184,6 +193,18 @@ FILE_FAULTS: Mapping[str, FileFault] = {
         SMALL,
         _INT8,
         other_channels_scale(_WHISPER_QKV, 5, 9),
+        (_WHISPER_QKV, "output 5 has another scale, that of output 9"),
+    ),
+    "flipped bit in a graph's code": FileFault(
+        SMALL,
+        _ONNX_INT8,
+        flipped_bit(f"{_WHISPER_OUT}.codes", (7, 11), 7, "onnx"),
+        (_WHISPER_OUT, "at [11, 7]", "bit 7 of its code is flipped"),
+    ),
+    "another channel's scale in a graph": FileFault(
+        SMALL,
+        _ONNX_INT8,
+        other_channels_scale(_WHISPER_QKV, 5, 9, "onnx"),
         (_WHISPER_QKV, "output 5 has another scale, that of output 9"),
     ),
     "wrong rotary base": FileFault(LLAMA, _EXACT, wrong_rotary_base(1000.0), ("rotary", "1000")),

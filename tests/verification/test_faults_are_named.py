@@ -111,6 +111,21 @@ def test_a_fault_of_behaviour_shows_among_the_noise_of_int8(name):
     assert failed(report_of(folder, fault.dimensions, around=fault.around, only=named))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dimensions",
+    [
+        replace(LLAMA, rotary=replace(LLAMA.rotary, base=1000.0)),
+        replace(LLAMA, attention_scale=2 * LLAMA.attention_scale),
+    ],
+    ids=["wrong rotary base", "wrong attention scale"],
+)
+def test_another_program_shows_among_the_noise_of_int8(dimensions):
+    """Its weights are smoothed, so they are not compared."""
+    found = failed(report_of(bundle(dimensions, "int8", "onnx"), LLAMA))
+    assert "teacher-forced" in found
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_is_reported_and_its_sound_twin_is_not(name, tmp_path):
     only = QUICK[name]

@@ -85,6 +85,7 @@ class StoredValues:
     values: NDArray[Any]  # in the checkpoint's shape, dequantized
     steps: NDArray[np.float32] | None = None  # scales [..., outputs, blocks]; None if not quantized
     bits: int = 32  # of a code, or of a value if not quantized
+    clipped: float = 0.0  # steps by which codes of 8 bits may clip a block's largest value
 
 
 @dataclass(frozen=True)

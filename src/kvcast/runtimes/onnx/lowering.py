@@ -1,6 +1,6 @@
 """Lowers a model's programs to ONNX graphs in a bundle's folder, and reads their weights back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from kvcast.bundle.manifest import Graph, Manifest, stays_inside
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.base import PrecisionRoles
 from kvcast.families.programs import ProgramSignature
+from kvcast.families.table import family_of
 from kvcast.runtimes.lowering.activations import run_random_tokens, smooth
 from kvcast.runtimes.onnx.cache_quantization import (
     Described,
@@ -25,7 +26,7 @@ from kvcast.runtimes.onnx.cache_quantization import (
     scales_of,
 )
 from kvcast.runtimes.onnx.graph_writer import Matrix, fuse
-from kvcast.runtimes.onnx.matrices import exact, quantized
+from kvcast.runtimes.onnx.matrices import CODES, REST, SCALES, dequantize, exact, quantized
 from kvcast.runtimes.onnx.operations import graph_of
 from kvcast.runtimes.target import LoweringJob, Stored, StoredValues
 
@@ -179,27 +180,35 @@ _EXPERTS = 3  # axes of a matrix for each
 _TRANSPOSED = ".transposed"  # ends the name of a weight [inputs, outputs]
 
 
-def read_stored(folder: Path, manifest: Manifest) -> Stored:
-    """Return an fp32 bundle's constants, if `onnx` is installed."""
-    if manifest.quantize != "none":
-        return Stored()
-    try:
-        import onnx_ir as ir
-    except ModuleNotFoundError:
-        return Stored()
+def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Stored:
+    """Return a bundle's constants, dequantized; none if smoothing made weights others.
 
-    def read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredValues:
-        values = tensor.numpy()
-        return StoredValues(values.T if transposed else values)
-
-    constants = {}
+    `shapes` are of the checkpoint's tensors.
+    """
+    if manifest.quantize == "int8" and family_of(manifest.family).precision.smoothed:
+        return Stored()
+    constants: dict[str, Callable[[], StoredValues]] = {}
     for graph in manifest.graphs.values():
-        for name, value in ir.load(folder / graph.file).graph.initializers.items():
-            tensor = value.const_value
-            outside = isinstance(tensor, ir.ExternalTensor) and not stays_inside(
-                str(tensor.location)
-            )
-            if tensor is not None and not outside and len(tensor.shape) < _EXPERTS:
+        tensors = dict(_tensors_inside(folder / graph.file))
+        for name, tensor in tensors.items():
+            if name.endswith(CODES):
+                own = name.removesuffix(CODES)
+                scales, rest = tensors[own + SCALES], tensors.get(own + REST)
+                constants[own] = partial(dequantize, tensor, scales, rest, shapes.get(own))
+            elif len(tensor.shape) < _EXPERTS:
                 own = name.removesuffix(_TRANSPOSED)
-                constants[own] = partial(read, tensor, transposed=own != name)
+                constants[own] = partial(_read, tensor, transposed=own != name)
     return Stored(constants=constants)
+
+
+def _tensors_inside(path: Path) -> Iterator[tuple[str, ir.TensorProtocol]]:
+    for name, value in ir.load(path).graph.initializers.items():
+        tensor = value.const_value
+        outside = isinstance(tensor, ir.ExternalTensor) and not stays_inside(str(tensor.location))
+        if tensor is not None and not outside:
+            yield name, tensor
+
+
+def _read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredValues:
+    values = tensor.numpy()
+    return StoredValues(values.T if transposed else values)

@@ -21,6 +21,7 @@ inputs, in a small GEMM.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from typing_extensions import override
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.matrices import roles_of, searched
 from kvcast.runtimes.onnx.graph_writer import CONTRIB, GraphWriter, Matrix, dims
+from kvcast.runtimes.target import StoredValues
 from kvcast.spec.program import Program
 from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix, no_blocks, of_eight_bits
 
@@ -331,6 +333,30 @@ def _block(inputs: int) -> int:
         if inputs % block == 0:
             return block
     raise indivisible(inputs, 16)
+
+
+def dequantize(
+    codes: ir.TensorProtocol,
+    scales: ir.TensorProtocol,
+    rest: ir.TensorProtocol | None,
+    shape: tuple[int, ...] | None,
+) -> StoredValues:
+    """Return a matrix [outputs, inputs] that `Int8Columns` or `Blocks` stored.
+
+    `shape`, the checkpoint's, has the inputs, which codes of fewer than 8 bits need.
+    """
+    codes_, scales_ = codes.numpy(), scales.numpy()
+    if scales_.ndim == 1:
+        return StoredValues((codes_ * scales_).T, scales_[:, None], 8)
+    bits = 8 if shape is None else 8 * codes_.size // prod(shape)
+    if bits < 8:
+        codes_ = np.stack([codes_ & 15, codes_ >> 4], axis=-1).reshape(*scales_.shape, -1)
+    blocks = (codes_.astype(np.float32) - 2 ** (bits - 1)) * scales_[..., None]
+    if rest is not None:
+        blocks += rest.numpy().T[..., None]
+    # `eight_bits` clips one value by up to a step, and then fits the scale.
+    clipped = 1.25 if bits == 8 else 0.0
+    return StoredValues(blocks.reshape(len(codes_), -1), scales_, bits, clipped)
 
 
 def indivisible(inputs: int, block: int) -> KvcastError:

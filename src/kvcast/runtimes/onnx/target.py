@@ -49,7 +49,7 @@ class OnnxTarget(Target):
     ) -> Stored:
         from kvcast.runtimes.onnx.lowering import read_stored
 
-        return read_stored(folder, manifest)
+        return read_stored(folder, manifest, shapes)
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:

@@ -77,7 +77,8 @@ def _wrong(stored: StoredValues, actual: Float32, wanted: Float32) -> NDArray[np
         allowed = np.abs(wanted) * (0.0 if stored.bits == 32 else 2.0**-7)
         allowed += 0.0 if stored.bits == 32 else _LEAST
         return np.asarray(~(np.abs(actual - wanted) <= allowed))
-    allowed = _ROUNDING[stored.bits] * np.abs(_by_number(stored.steps, actual))
+    off = _ROUNDING[stored.bits] + stored.clipped
+    allowed = off * np.abs(_by_number(stored.steps, actual))
     return np.asarray(~(np.abs(actual - wanted) <= allowed + _LEAST))
 
 
