@@ -101,15 +101,12 @@ def test_a_killed_run_is_resumed_to_the_same_result(folder, tmp_path):
     kills(folder, tmp_path, ways=[WORKERS[0]], count=2, seed=1)
 
 
-COUNTS = pytest.mark.parametrize("count", [slow(9), soak(60)])
-
-
-@COUNTS
+@pytest.mark.parametrize("count", [slow(6), soak(60)])
 def test_a_run_killed_at_any_point_is_resumed_to_the_same_result(folder, tmp_path, count: int):
     kills(folder, tmp_path, ways=WORKERS, count=count, seed=2)
 
 
-@COUNTS
+@pytest.mark.parametrize("count", [slow(4), soak(60)])
 def test_a_killed_run_with_a_batch_is_resumed_to_the_same_result(folder, tmp_path, count: int):
     kills(folder, tmp_path, ways=[("--batch", "1"), ("--batch", "4")], count=count, seed=3)
 

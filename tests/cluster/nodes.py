@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# A killed node is noticed after five checks, by default every 3 seconds.
+os.environ["RAY_health_check_period_ms"] = "1000"
 # Ray Serve kills a proxy that is not ready in 5 seconds, which a busy machine may need.
 os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 

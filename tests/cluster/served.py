@@ -17,7 +17,7 @@ from cluster.nodes import start
 from kit.tiny_gguf import tiny_llama
 from server.serving import until
 
-LONG = {"model": "tiny.gguf", "prompt": "hello", "max_tokens": 15_000, "logit_bias": {"2": -100}}
+LONG = {"model": "tiny.gguf", "prompt": "hello", "max_tokens": 5000, "logit_bias": {"2": -100}}
 
 
 def free_port() -> int:
@@ -46,7 +46,7 @@ def begun(
     address: str, folder: Path, *words: Any, model: Path | None = None, **settings: Any
 ) -> Iterator[Command]:
     """Serve a model, by default a tiny one, from a cluster; it is killed at the latest."""
-    model = model or tiny_llama(folder / "tiny.gguf", context_length=20_000)
+    model = model or tiny_llama(folder / "tiny.gguf", context_length=8_000)
     given = [model, "--runtime", "native", "--quantize", "none"]
     words = words if "--port" in words else (*words, "--port", free_port())
     port = words[words.index("--port") + 1]

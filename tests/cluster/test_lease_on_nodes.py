@@ -33,16 +33,17 @@ serve.run(other.bind(), name="others", route_prefix="/others")
 
 def test_other_applications_of_the_cluster_stay(tmp_path):
     port = free_port()
-    with nodes() as cluster:
+    with nodes(0) as cluster:
         words = [sys.executable, "-c", OTHERS, cluster.address, str(port)]
         subprocess.run(words, check=True, capture_output=True)
         there = ["serve", "demo", "--ray", cluster.address, "--port"]
         code, out, err = run(*there, free_port())
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"listens at 127.0.0.1:{port}: give --host 127.0.0.1 --port {port}" in err
-        code, out, err = run("serve", tmp_path / "none", *there[2:], port)
-        assert (code, out) == (1, "")
-        assert "no model" in err
+        model = tmp_path / "none"
+        code, out, err = run("serve", model, *there[2:], port)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith(f"kvcast: no model '{model}': ")
         with begun(cluster.address, tmp_path, "--port", port) as command:
             assert complete(command.url, max_tokens=1).status_code == 200
             command.end()

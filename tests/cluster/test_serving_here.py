@@ -58,6 +58,7 @@ def test_a_cluster_that_ends_with_the_command_is_not_waited_for(tmp_path):
         assert "Traceback" not in command.said()
 
 
+@pytest.mark.soak  # as on a cluster with other applications
 def test_a_model_that_cannot_be_opened_is_one_line(tmp_path):
     model = tmp_path / "none"
     code, out, err = run("serve", model, "--ray", "local", "--port", free_port())

@@ -67,7 +67,7 @@ def test_one_of_two_replicas_dies(url: str):
         streams = [pool.submit(last_event, url, began) for _ in range(4)]
         [began.acquire() for _ in range(4)]
         until(lambda: len(busy()) == 2)
-        whole = [pool.submit(complete, url, temperature=0, max_tokens=5000) for _ in range(4)]
+        whole = [pool.submit(complete, url, temperature=0) for _ in range(4)]
         time.sleep(1)
         killed = replicas()[0]
         killed.kill()
@@ -109,7 +109,7 @@ def test_running_requests_decide_how_many_replicas_there_are(url: str):
 
         def ask() -> None:
             while not ended.is_set():
-                complete(url, max_tokens=5000)
+                complete(url, max_tokens=1000)
 
         asking = [pool.submit(ask) for _ in range(6)]
         try:
@@ -136,7 +136,7 @@ def test_a_client_that_leaves_frees_the_row(url: str):
 @with_options(*FULL)
 def test_too_many_requests_get_429(url: str):
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda _: complete(url, max_tokens=5000), range(12)))
+        answers = list(pool.map(lambda _: complete(url), range(12)))
     assert {answer.status_code for answer in answers} == {200, 429}
     refused = [answer for answer in answers if answer.status_code == 429]
     assert all(answer.headers["retry-after"] for answer in refused)
