@@ -133,7 +133,7 @@ def test_a_bundle_that_cannot_be_written_is_verified_all_the_same(bundle, capsys
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("demo", ("--audio", EXAMPLE, "--positions", 64)),
+        ("demo", ("--audio", EXAMPLE, "--positions", 24)),
         soak("demo", ("--audio", EXAMPLE, "--quantize", "none", "--positions", 64)),
         soak("demo", ("--audio", EXAMPLE, "--quantize", "int4", "--positions", 160)),
         ("demo-t5", ("--prompts", "{prompts}")),

@@ -11,8 +11,6 @@ from typing import Any
 import psutil
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# A killed node is noticed after five checks, by default every 3 seconds.
-os.environ["RAY_health_check_period_ms"] = "1000"
 # Ray Serve kills a proxy that is not ready in 5 seconds, which a busy machine may need.
 os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 
@@ -24,9 +22,10 @@ class Nodes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what Ray imports; tests raise warnings
             from ray.cluster_utils import Cluster
-        self._cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
+        # A killed node is noticed after five checks, by default every 3 seconds.
+        checks = {"health_check_period_ms": 1000}
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": checks}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._others: list[Any] = []
         self._wanted = others
         self.refill()

@@ -120,10 +120,18 @@ def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
 
 
 def write_shipped(folder: Path, log: Path) -> None:
-    """Compile a library to `folder`, with its record; raises LibraryMissingError, OSError."""
+    """Write a library to `folder`, with its record; raises LibraryMissingError, OSError.
+
+    It is compiled, unless the cache folder has what this compiler makes of these sources.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    compile_library(find_compiler(), SOURCES, folder / LIBRARY, log)
-    write_record(folder / RECORD, _fields(folder / LIBRARY, sources_digest(SOURCES)))
+    compiler, sources = find_compiler(), sources_digest(SOURCES)
+    kept = _path(compiler, sources)
+    if _is_kept(kept):
+        shutil.copyfile(kept, folder / LIBRARY)
+    else:
+        compile_library(compiler, SOURCES, folder / LIBRARY, log)
+    write_record(folder / RECORD, _fields(folder / LIBRARY, sources))
 
 
 Fields = Mapping[str, object]
