@@ -25,10 +25,8 @@ def test_the_words_are_handed_over(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["transcribe", "talk.mp3"], ["gpu", "--help"]])
-def test_without_the_package_one_line_says_how_to_get_it(words, monkeypatch, capsys):
+def test_without_the_package_one_line_says_how_to_get_it(words, monkeypatch, error_line):
     monkeypatch.setattr(bench, "find_spec", lambda _: None)
     assert main(["bench", *words]) == 1
-    heard = capsys.readouterr()
-    assert heard.out == ""
-    assert heard.err == f"kvcast: {bench.MISSING}\n"
-    assert "pip install --editable benchmarks" in heard.err
+    assert error_line() == f"kvcast: {bench.MISSING}\n"
+    assert "pip install --editable benchmarks" in bench.MISSING

@@ -48,9 +48,6 @@ def documents(out: str) -> list[dict]:
 def test_text_is_printed_with_a_line_end_and_the_times_come_last(scripted, capsys):
     assert generate("hello") == 0
     assert capsys.readouterr() == (f"{TEXT}\n", TIMES)
-
-
-def test_quiet_leaves_the_text_alone(scripted, capsys):
     assert generate("hello", "--quiet") == 0
     assert capsys.readouterr() == (f"{TEXT}\n", "")
 
@@ -69,14 +66,10 @@ def test_each_piece_is_printed_before_the_next_is_generated(scripted, capsys):
     assert tuple(printed) == PIECES
 
 
-def test_a_prompt_may_come_from_a_file(scripted, lines):
+def test_a_prompt_may_come_from_a_file_or_begin_with_a_hyphen(scripted, lines):
     assert generate("--prompt-file", lines("one", "two")) == 0
-    assert scripted.calls[0][0] == "one\ntwo"
-
-
-def test_a_prompt_may_begin_with_a_hyphen(scripted):
     assert generate("--quiet", "--", "--my_list") == 0
-    assert scripted.calls[0][0] == "--my_list"
+    assert [prompt for prompt, _ in scripted.calls] == ["one\ntwo", "--my_list"]
 
 
 def test_a_system_text_makes_it_a_conversation(scripted):
@@ -98,13 +91,6 @@ def test_several_texts_have_headings(scripted, capsys):
         "kvcast: 6 tokens in 2 texts: first token after 0.250 s, 125.0 ms per token, "
         "12.0 tokens/s\n"
     )
-
-
-def test_json_names_the_runtime_of_a_bundle(open_as, capsys):
-    open_as(FakeTextModel(), runtime="aoti")
-    assert generate("hello", "--json") == 0
-    (document,) = documents(capsys.readouterr().out)
-    assert document["runtime"] == "aoti"
 
 
 def test_json_is_one_object_that_fits_the_schema(scripted, capsys):
@@ -167,13 +153,18 @@ def test_drafts_are_counted_in_the_line_and_in_json(drafting, capsys):
     assert model.calls[-1][1]["draft"] is small
 
 
-def test_a_draft_that_cannot_help_is_refused(drafting, capsys):
-    assert generate("hello", "--draft", "same", "--model", "same") == 2
-    assert "--draft names the model itself: give a smaller one" in capsys.readouterr().err
-    assert generate("hello", "--draft", "ngram", "--beam", "2") == 2
-    assert "draft needs a beam of 1" in capsys.readouterr().err
-    assert generate("hello", "--draft", "") == 2
-    assert "is empty" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["same", "--model=same"], "--draft names the model itself: give a smaller one"),
+        (["ngram", "--beam=2"], "draft needs a beam of 1"),
+        ([""], "is empty"),
+    ],
+)
+@pytest.mark.usefixtures("drafting")
+def test_a_draft_that_cannot_help_is_refused(words, reason, error_line):
+    assert generate("hello", "--draft", *words) == 2
+    assert reason in error_line()
 
 
 def test_json_of_several_texts_holds_the_others_and_logprobs_on_request(scripted, capsys):
@@ -250,9 +241,6 @@ def test_a_lines_own_system_text_takes_the_place_of_the_option(scripted, lines, 
     texts = documents(capsys.readouterr().out)
     assert [d["system"] for d in texts] == ["all", "all", "own", "all"]
     assert [d["prompt"] for d in texts] == ["a", "b", "c", "d"]
-
-
-def test_a_system_text_on_a_line_makes_only_that_prompt_a_conversation(scripted, lines, capsys):
     assert generate("--prompts", lines('"a"', '{"prompt": "b", "system": "own"}')) == 0
     assert [d["chat"] for d in documents(capsys.readouterr().out)] == [False, True]
 
@@ -284,7 +272,7 @@ def test_a_run_that_ends_early_leaves_the_old_output(failure, scripted, lines, t
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "prompts"])
 
 
-def test_unwritable_outputs_are_reported_before_any_work(scripted, lines, tmp_path, capsys):
+def test_unwritable_outputs_are_reported_before_any_work(scripted, lines, tmp_path, error_line):
     source = lines("a")
     (tmp_path / "link").symlink_to(source)
     for target, code in [
@@ -296,40 +284,26 @@ def test_unwritable_outputs_are_reported_before_any_work(scripted, lines, tmp_pa
         (tmp_path / "link", 2),
     ]:
         assert generate("--prompts", source, "--output", str(target)) == code
-        assert re.fullmatch(r"kvcast: [^\n]+\n", capsys.readouterr().err)
+        assert error_line()
     assert scripted.calls == []
     assert Path(source).read_text() == "a\n"
 
 
-def test_a_prompt_that_is_too_long_is_named_by_its_line(scripted, lines, capsys):
+def test_a_prompt_that_is_too_long_is_named_by_its_line(scripted, lines, error_line):
+    told = f"the prompt is longer than {LONGEST}: shorten it\n"
     source = lines("a", "b", "x" * (LONGEST + 1), '{"c": 1}', "y" * (LONGEST + 1))
     assert generate("--prompts", source) == 2
-    assert capsys.readouterr() == (
-        "",
-        f"kvcast: {source}, line 3: the prompt is longer than {LONGEST}: shorten it\n",
-    )
+    assert error_line() == f"kvcast: {source}, line 3: {told}"
     assert scripted.taken == []
+    for words in ([], ["--json"], ["--beam", "2"]):
+        assert generate("x" * (LONGEST + 1), *words) == 2
+        assert error_line() == f"kvcast: {told}"
 
 
-def test_refused_options_name_no_line(scripted, lines, capsys):
+def test_refused_options_name_no_line(scripted, lines, error_line):
     scripted.refuses = UsageError("this model has 1 token")
     assert generate("--prompts", lines("a", "b"), "--beam", "2") == 2
-    assert capsys.readouterr() == ("", "kvcast: this model has 1 token\n")
-
-
-@pytest.mark.parametrize("words", [[], ["--json"], ["--beam", "2"]])
-def test_one_prompt_that_is_refused_prints_one_line_and_nothing_else(words, scripted, capsys):
-    assert generate("x" * (LONGEST + 1), *words) == 2
-    assert capsys.readouterr() == ("", f"kvcast: the prompt is longer than {LONGEST}: shorten it\n")
-
-
-def test_a_failure_to_load_is_one_line(monkeypatch, capsys):
-    def fail(*_, **__):
-        raise KvcastError("no model like that")
-
-    monkeypatch.setattr("kvcast.loading.opening.open_model", fail)
-    assert generate("hello") == 1
-    assert capsys.readouterr() == ("", "kvcast: no model like that\n")
+    assert error_line() == "kvcast: this model has 1 token\n"
 
 
 def test_an_interrupt_is_130_and_keeps_the_streamed_text(scripted, capsys):

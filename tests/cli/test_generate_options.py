@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from cli.fakes import FakeGeneration, FakeTimings
 from kvcast.cli import main
 from kvcast.loading.params import LoadParams
 from kvcast.text.params import PromptParams
+from kvcast.text.texts import TextGeneration, Timings
 
 LARK = Path(__file__).parents[1] / "data" / "sum.lark"
 
@@ -117,14 +117,9 @@ def test_stream_takes_these_keywords(text_model):
 
 
 @pytest.mark.parametrize(
-    ("fake", "module", "name"),
-    [
-        (FakeGeneration, "kvcast.text.texts", "TextGeneration"),
-        (FakeTimings, "kvcast.text.texts", "Timings"),
-    ],
+    ("fake", "real"), [(FakeGeneration, TextGeneration), (FakeTimings, Timings)]
 )
-def test_the_scripted_result_has_the_real_ones_fields(fake, module: str, name: str):
-    real = getattr(__import__(module, fromlist=[name]), name)
+def test_the_scripted_result_has_the_real_ones_fields(fake, real):
     assert {f.name for f in dataclasses.fields(fake)} == {f.name for f in dataclasses.fields(real)}
 
 
@@ -144,9 +139,7 @@ WRONG = """
 
 
 @pytest.mark.parametrize("words", WRONG.strip().replace("\n", "; ").split("; "))
-def test_a_wrong_option_is_one_line_and_exit_code_2(words: str, text_model, capsys):
+def test_a_wrong_option_is_one_line_and_exit_code_2(words: str, text_model, error_line):
     assert main(["generate", "hello", *words.split(" ")]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.fullmatch(r"kvcast: [^\n]+\n", printed.err)
+    assert error_line()
     assert text_model.calls == []

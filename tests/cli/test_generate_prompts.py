@@ -166,12 +166,9 @@ def test_standard_input_is_a_hyphen(monkeypatch):
         (["--prompts", "."], 74, "cannot read .: Is a directory"),
     ],
 )
-def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, capsys):
+def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, error_line):
     assert main(["generate", *words]) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert message in printed.err
-    assert printed.err.count("\n") == 1
+    assert message in error_line()
     assert model.calls == []
 
 

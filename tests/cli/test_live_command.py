@@ -117,12 +117,10 @@ def test_half_a_sample_at_the_end_is_reported(model, pipe, capsys):
         (b"RIFF\0\0\0\0WAVEfmt ", "kvcast: standard input is a WAV without audio"),
     ],
 )
-def test_invalid_audio_is_one_line(model, pipe, capsys, data: bytes, said: str):
+def test_invalid_audio_is_one_line(model, pipe, error_line, data: bytes, said: str):
     pipe(data)
     assert transcribe() == 74
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(said)
+    assert error_line().startswith(said)
 
 
 def test_words_before_damaged_audio_are_settled(model, pipe, capsys):
@@ -159,12 +157,10 @@ def test_words_before_damaged_audio_are_settled(model, pipe, capsys):
         (["--sample-rate", "12"], "--sample-rate: must be a whole number from 1000 to 768000"),
     ],
 )
-def test_options_that_live_lacks_are_refused(model, pipe, capsys, words, said):
+def test_options_that_live_lacks_are_refused(model, pipe, error_line, words, said):
     pipe(b"")
     assert transcribe(*words) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    assert said in error_line()
     assert model.lives == []
 
 

@@ -77,11 +77,11 @@ def test_an_exported_bundle_is_kept_and_a_damaged_one_made_again(tmp_path, monke
     assert read_bundle(bundle).verification["tokens"] > 0
 
 
-def test_a_bundle_refuses_options_it_was_not_exported_with(capsys):
+def test_a_bundle_refuses_options_it_was_not_exported_with(error_line):
     bundle = str(exported("demo", quantize="none"))
     for words in (("--quantize", "int4"), ("--runtime", "eager")):
         assert main(["transcribe", "--model", bundle, *words, str(EXAMPLE)]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        assert error_line()
 
 
 def test_an_fp32_bundle_proves_every_token() -> None:

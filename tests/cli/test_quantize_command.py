@@ -102,11 +102,9 @@ def test_files_and_a_document_are_written(tmp_path: Path, capsys):
         (["--on", "nothing.txt"], 66, "nothing.txt: there is no such file"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], code: int, problem: str, capsys):
+def test_mistakes_are_one_line(words: list[str], code: int, problem: str, error_line):
     assert main(["quantize", "demo-t5", "--quiet", *words]) == code
-    told = capsys.readouterr().err
-    assert problem in told
-    assert len(told.splitlines()) == 1
+    assert problem in error_line()
 
 
 def test_a_bundle_is_no_checkpoint(tmp_path: Path, capsys):
