@@ -114,11 +114,11 @@ class _Counter:
         if node.op_type in _LOOKUPS and place != 1:
             axis = node.attributes.get_int("axis", 0)
             rows = (constant.shape or ir.Shape([1]))[axis if node.op_type == "Gather" else 0]
-            looked_up = self._count(node.inputs[1])
+            looked_up = self._elements(node.inputs[1])
             return min(size, size // max(1, int(rows)) * looked_up)  # type: ignore[arg-type]
         if node.op_type == "MoE" and place > 1:
             experts = int(constant.shape[0])  # type: ignore[index,arg-type]
-            chosen = self._count(node.inputs[1]) // experts * node.attributes.get_int("k", 1)
+            chosen = self._elements(node.inputs[1]) // experts * node.attributes.get_int("k", 1)
             return size // experts * min(experts, chosen)
         return size
 
@@ -134,7 +134,7 @@ class _Counter:
         elif node.op_type in _UPDATES or cache.kind in FIXED_SIZE:
             read = size if cache.kind in FIXED_SIZE and self._sizes.length else 0
         elif node.op_type in _PARTS:
-            read = min(size, self._count(node.outputs[0]) * _item(value))
+            read = min(size, self._elements(node.outputs[0]) * _item(value))
         else:
             copied = size
         self._tally.cache(name, node.op_type, size, read=read, copied=copied)
@@ -163,7 +163,7 @@ class _Counter:
     def _bytes(self, cache: str) -> int:
         return prod(self._caches[cache].shape) * _item(self._arrays[cache])
 
-    def _count(self, value: ir.Value | None) -> int:
+    def _elements(self, value: ir.Value | None) -> int:
         """Return a value's element count; sizes without a known name count as one."""
         if value is None or value.shape is None:
             return 1
