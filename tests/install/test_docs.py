@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kit.recordings import CARDS
+from kit.recordings import CARDS, speech_folder
 from kvcast.cli import main
 from kvcast.spec.recipes import Recipe
 
@@ -76,13 +76,16 @@ QUANTIZING = re.search(r"```\n(kvcast quantize .*?)\n```", PAGE, re.DOTALL)[1].s
 
 @pytest.mark.slow
 def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
+    """Of a small model, in place of the packaged one, whose search takes minutes."""
     monkeypatch.chdir(tmp_path)
+    model = speech_folder("moonshine", tmp_path / "small")
     for name, card in zip(("talk.wav", "other.wav"), CARDS, strict=False):
         shutil.copyfile(card, tmp_path / name)
     printed = []
     for command in QUANTIZING:
         program, *words = shlex.split(command)
         assert program == "kvcast"
+        words = [str(model) if word == "demo" else word for word in words]
         assert main([*words, "--quiet"]) == 0
         printed.append(capsys.readouterr().out)
     found, heard, files = printed

@@ -172,7 +172,7 @@ class Client(HttpUser):
 
 class Greedy(HttpUser):
     wait_time = constant(1)
-    fixed_count = 3
+    fixed_count = int(os.environ["GREEDY"])
 
     def on_start(self) -> None:
         """Hold connections that never ask, and keep a process busy with a schema."""
@@ -187,7 +187,7 @@ class Greedy(HttpUser):
 
     @task
     def asks_for_many_texts(self) -> None:
-        told = {"n": 16, "max_tokens": 20, "logprobs": True, "top_logprobs": 20}
+        told = {"n": 16, "max_tokens": 10, "logprobs": True, "top_logprobs": 20}
         self._ask("n", {200, 429}, json=HUNGRY | told)
         self._ask("n at once", {200, 429}, json=HUNGRY | told | {"temperature": 0})
         self._ask("more than n", {400}, json=HUNGRY | {"n": 128})
