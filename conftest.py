@@ -31,7 +31,7 @@ from kit.models import Subject, opened, share, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.executor import TorchModel
 
-pytest_plugins = ["kit.costs"]
+pytest_plugins = ["kit.costs", "kit.errors"]
 
 # A busy machine makes inputs slowly, which is no failure of the tested code.
 settings.register_profile(

@@ -80,8 +80,6 @@ def test_an_error_of_a_disk_is_no_internal_error(capsys):
 
 
 def test_a_name_that_is_too_long_is_told_before_the_work(tmp_path: Path):
-    with (
-        pytest.raises(InputOutputError, match="File name too long"),
-        stage(tmp_path / ("a" * 256), overwrite=False),
-    ):
+    refused = pytest.raises(InputOutputError, match="File name too long")
+    with refused, stage(tmp_path / ("a" * 256), overwrite=False):
         raise AssertionError("work has begun")

@@ -4,18 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.torch import load_file, save_file
 
 from kvcast.errors import KvcastError
-
-
-def one_line(kind, function, *arguments):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert message.isprintable()
-    return message
 
 
 def outcome(read):

@@ -44,7 +44,7 @@ from checkpoints.tiny_tensorflow import (
 )
 from checkpoints.tiny_whisper import SCALE, TIED, ct2_bytes, ct2_variables, quantised_variables
 from kit.random_unilms import TOKENS, tokenizer_json
-from kit.tiny_gguf import EXPERTS, HEAD_DIM, sizes, tensors, tiny_llama, vocabulary, write
+from kit.tiny_gguf import EXPERTS, HEAD_DIM, finish, sizes, tensors, tiny_llama, vocabulary, write
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -722,10 +722,7 @@ def of_unknown_blocks(path: Path, _: object) -> None:
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType.TQ1_0
     writer.add_tensor("t", np.zeros((1, 54), np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def spelled(path: Path, **more: Any) -> None:
@@ -767,9 +764,9 @@ GGUF_MODELS = [
         ({"context_length": 2**32 - 1}, "context_length must be"),
         ({"embedding_length": "many"}, "embedding_length must be"),
         ({"embedding_length": 2**31 - 1}, "has shape"),
-        *(({name: numbers}, f"{name.replace('__', '.')} must be one number, the same for each")
+        *(({name: sizes}, f"{name.replace('__', '.')} must be one number, the same for each")
           for name in ("feed_forward_length", "attention__head_count", "attention__head_count_kv")
-          for numbers in ([2, 4], [2, 2, 2])),
+          for sizes in ([2, 4], [2, 2, 2])),
         ({"attention__head_count": 0}, "head_count must be"),
         ({"attention__head_count": 5}, "multiple"),
         ({"attention__key_length": 15, "attention__value_length": 15}, "must be even"),

@@ -60,71 +60,50 @@ def published(folder, drop=(), **fields):
     return open_checkpoint(folder).dimensions
 
 
+YARN = {"scaling": "yarn", "factor": 4.0, "high_frequency": 32.0}
 ROTARIES = [
-    (None, Rotary(base=7.0)),
-    ({"type": "linear", "factor": 2.0}, Rotary(base=7.0, scaling="linear", factor=2.0)),
+    (None, {}),
+    ({"type": "linear", "factor": 2.0}, {"scaling": "linear", "factor": 2.0}),
     (
         {**LLAMA3, "rope_type": "llama3"},
-        Rotary(base=7.0, scaling="llama3", factor=32.0, trained_positions=16),
+        {"scaling": "llama3", "factor": 32.0, "trained_positions": 16},
     ),
     (
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-        Rotary(
-            base=7.0, scaling="yarn", factor=4.0, trained_positions=16, high_frequency=32.0
-        ),
+        {**YARN, "trained_positions": 16},
     ),
     (
-        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8, "beta_slow": 2, "mscale": 1.0,
-         "mscale_all_dim": 1.0},
-        Rotary(
-            base=7.0,
-            scaling="yarn",
-            factor=4.0,
-            trained_positions=64,
-            low_frequency=2.0,
-            high_frequency=8.0,
-            attention_factor=1.0,
-        ),
-    ),
-    (
-        {"type": "dynamic", "factor": 2.0},
-        Rotary(base=7.0, scaling="dynamic", factor=2.0, trained_positions=64),
-    ),
-    (
-        {"rope_type": "proportional", "partial_rotary_factor": 0.25},
-        Rotary(base=7.0, scaling="proportional", partial=0.25),
-    ),
-    (
-        {"type": "su", "short_factor": [1, 1, 1, 2.0], "long_factor": [1.0, 2, 3, 4],
-         "original_max_position_embeddings": 16, "attention_factor": 1.5},
-        Rotary(
-            base=7.0,
-            scaling="longrope",
-            factor=4.0,
-            trained_positions=16,
-            divisors=(1.0, 1.0, 1.0, 2.0),
-            long_divisors=(1.0, 2.0, 3.0, 4.0),
-            attention_factor=1.5,
-        ),
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8, "beta_slow": 2}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        {**YARN, "trained_positions": 64, "low_frequency": 2.0, "high_frequency": 8.0}
+        | {"attention_factor": 1.0},
     ),
     (
         {"type": "yarn", "factor": 4.0, "truncate": False},
-        Rotary(
-            base=7.0,
-            scaling="yarn",
-            factor=4.0,
-            trained_positions=64,
-            high_frequency=32.0,
-            truncate=False,
-        ),
+        {**YARN, "trained_positions": 64, "truncate": False},
     ),
-]  # fmt: skip
+    (
+        {"type": "dynamic", "factor": 2.0},
+        {"scaling": "dynamic", "factor": 2.0, "trained_positions": 64},
+    ),
+    (
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        {"scaling": "proportional", "partial": 0.25},
+    ),
+    (
+        {"type": "su", "short_factor": [1, 1, 1, 2.0], "long_factor": [1.0, 2, 3, 4]}
+        | {"original_max_position_embeddings": 16, "attention_factor": 1.5},
+        {"scaling": "longrope", "factor": 4.0, "trained_positions": 16, "attention_factor": 1.5}
+        | {"divisors": (1.0, 1.0, 1.0, 2.0), "long_divisors": (1.0, 2.0, 3.0, 4.0)},
+    ),
+]
 
 
-@pytest.mark.parametrize(("scaling", "rotary"), ROTARIES)
+@pytest.mark.parametrize(("scaling", "fields"), ROTARIES)
 def test_rotary_scaling_is_read_in_the_published_spelling_and_in_the_new_one(
-    llama, scaling, rotary
+    llama, scaling, fields
 ):
+    rotary = Rotary(base=7.0, **fields)
     assert published(llama, rope_theta=7.0, rope_scaling=scaling).rotary == rotary
     config = json.loads((llama / "config.json").read_text())
     del config["rope_theta"], config["rope_scaling"]

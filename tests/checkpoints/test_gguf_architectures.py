@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpoints.tiny_decoders import random_decoder, save_decoder
+from kit.errors import one_line
 from kit.tiny_gguf import VOCAB, permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
@@ -30,6 +31,11 @@ OF_EXPERTS = {
 }
 SHORT, LONG = [1.0, 1.25, 1.5, 1.75, 2.0, 2.5], [1.0, 2.0, 4.0, 6.0, 8.0, 9.0]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+YARN_VALUES = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 4.0,
+    "rope__scaling__original_context_length": 16,
+}
 FOUR, FOUR_BLOCKS = {"num_hidden_layers": 4}, {"block_count": 4}
 WINDOW = {"attention__sliding_window": 9}
 LAYER_NORM = {"attention__layer_norm_epsilon": 2**-17}
@@ -124,12 +130,8 @@ MODELS = {
             },
             "sliding_window": 9,
         },
-        {
-            "rope__dimension_count": 12,
-            "rope__scaling__original_context_length": 32,
-            "rope__scaling__attn_factor": 1.25,
-            "attention__sliding_window": 9,
-        },
+        {**WINDOW, "rope__dimension_count": 12}
+        | {"rope__scaling__original_context_length": 32, "rope__scaling__attn_factor": 1.25},
     ),
     "glm4": ("glm4", {}, {"rope__dimension_count": 8}),
     "qwen2moe": (
@@ -146,23 +148,13 @@ MODELS = {
             "sliding_window": 9,
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "truncate": False, **YARN},
         },
-        {
-            "attention__sliding_window": 9,
-            "rope__scaling__type": "yarn",
-            "rope__scaling__factor": 4.0,
-            "rope__scaling__original_context_length": 16,
-            "expert_feed_forward_length": INNER,
-        },
+        {**WINDOW, **YARN_VALUES, "expert_feed_forward_length": INNER},
     ),
     "gemma": ("gemma", {}, {}),
     "gemma2": (
         "gemma2",
         {"sliding_window": 9, "query_pre_attn_scalar": 16},
-        {
-            "attention__sliding_window": 9,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
+        {**WINDOW, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "granite": ("granite", GRANITE, GRANITE_VALUES),
     "smollm3": ("smollm3", FOUR, FOUR_BLOCKS),
@@ -251,23 +243,11 @@ MODELS = {
     "mistral3": (
         "ministral3",
         {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.5,
-                **YARN,
-            }
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN}
+            | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
         },
-        {
-            "expert_count": None,
-            "rope__scaling__type": "yarn",
-            "rope__scaling__factor": 4.0,
-            "rope__scaling__original_context_length": 16,
-            "rope__scaling__yarn_log_multiplier": 1.0,
-            "attention__temperature_scale": 0.5,
-        },
+        {"expert_count": None, **YARN_VALUES}
+        | {"rope__scaling__yarn_log_multiplier": 1.0, "attention__temperature_scale": 0.5},
     ),
     "granitemoe": ("granitemoe", {**GRANITE, **OF_LOCAL}, GRANITE_VALUES),
     "granitemoe with a shared expert": (
@@ -570,7 +550,6 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
     ids=str,
 )
 def test_a_gemma_4_whose_values_contradict_one_another_is_one_line(values, words, tmp_path):
-    path, given = tmp_path / "model.gguf", {**GEMMA_4, **values}
-    write(path, "gemma4", sizes("gemma4", **given) | vocabulary(), tensors())
-    with pytest.raises(KvcastError, match=words):
-        open_checkpoint(path)
+    values = sizes("gemma4", **{**GEMMA_4, **values}) | vocabulary()
+    path = write(tmp_path / "model.gguf", "gemma4", values, tensors())
+    assert words in one_line(KvcastError, open_checkpoint, path)

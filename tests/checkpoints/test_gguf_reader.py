@@ -1,4 +1,5 @@
 import math
+import re
 import sys
 from types import MappingProxyType
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from kit.errors import one_line
 from kit.tiny_gguf import (
     EXPERTS,
     HEAD_DIM,
@@ -16,6 +18,7 @@ from kit.tiny_gguf import (
     VOCAB,
     WIDTH,
     add_value,
+    finish,
     packaged,
     permuted,
     sizes,
@@ -67,8 +70,8 @@ def test_a_quantised_mixtral_is_cut_between_experts(tmp_path):
     assert np.abs(got - want).max() < np.abs(want).max() / 127
     for name in ("down", "gate_up"):
         name = f"decoder.layers.1.feed_forward.{name}"
-        blocks, numbers = checkpoint.tensors.blocks_of(name), checkpoint.tensors[name]
-        np.testing.assert_array_equal(blocks.dequantize(), numbers.reshape(-1, numbers.shape[-1]))
+        blocks, values = checkpoint.tensors.blocks_of(name), checkpoint.tensors[name]
+        np.testing.assert_array_equal(blocks.dequantize(), values.reshape(-1, values.shape[-1]))
 
 
 def gemma(path, layers=LAYERS, **more):
@@ -128,7 +131,7 @@ def test_transformers_reads_the_same_model(tmp_path, architecture):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_numbers_are_those_that_the_gguf_library_reads(tmp_path, kind):
+def test_values_are_those_that_the_gguf_library_reads(tmp_path, kind):
     arrays = {name: permuted(name, array) for name, array in tensors().items()}
     values = sizes("llama") | vocabulary()
     path = write(tmp_path / "m.gguf", "llama", values, arrays, {"ffn_down.weight": kind})
@@ -150,10 +153,7 @@ def test_k_quants_are_those_that_the_gguf_library_reads(tmp_path, kind):
     raw = np.random.default_rng(0).integers(0, 60, (3, 2 * size), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("t", raw, raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     stored = read_gguf(tmp_path / "m.gguf").tensors["t"].stored()
     assert stored.shape == (3, 2 * block)
     np.testing.assert_array_equal(stored.read(), dequantize(raw, number))
@@ -167,10 +167,7 @@ def in_parts(folder, arrays):
         add_value(writer, name, value)
     for name, array in arrays.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return sorted(folder.glob("*.gguf"))
 
 
@@ -205,16 +202,10 @@ def test_a_model_in_several_files_is_opened_by_any_of_them_or_their_folder(tmp_p
 def test_parts_that_are_not_of_one_model_are_one_line(tmp_path, change, message):
     parts = in_parts(tmp_path, tensors())
     change(parts)
-    with pytest.raises(KvcastError, match=message) as caught:
-        open_checkpoint(parts[2])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_part_under_another_name_is_one_line(tmp_path):
-    first, *_ = in_parts(tmp_path, tensors())
-    alone = first.rename(tmp_path / "m.gguf")
-    with pytest.raises(KvcastError, match=r"one of \d parts, which must all be there, named"):
-        open_checkpoint(alone)
+    assert message in one_line(KvcastError, open_checkpoint, parts[2])
+    if (tmp_path / "m.gguf").exists():
+        line = one_line(KvcastError, open_checkpoint, tmp_path / "m.gguf")
+        assert re.search(r"one of \d parts, which must all be there, named", line)
 
 
 def test_the_packaged_model_is_read_as_the_gguf_library_reads_it():
@@ -294,7 +285,7 @@ def test_a_rotary_factor_is_linear_and_has_an_old_name_as_in_llama_cpp(tmp_path,
     assert rotary == (plain if factor is None else Rotary(base=10_000.0, **linear))
 
 
-def test_numbers_that_each_layer_has_may_be_one_for_all(tmp_path):
+def test_a_size_of_each_layer_may_be_one_for_all(tmp_path):
     names = ("attention__head_count", "attention__head_count_kv", "feed_forward_length")
     each = {name: [number] * LAYERS for name, number in zip(names, (4, 2, 64), strict=True)}
     listed = open_checkpoint(tiny_llama(tmp_path / "listed.gguf", **each)).dimensions
@@ -310,12 +301,9 @@ def test_linear_and_yarn_scaling(tmp_path):
     dimensions = open_checkpoint(path).dimensions
     assert dimensions.rotary == Rotary(base=1e6, scaling="linear", factor=4.0)
     assert dimensions.window_rotary == Rotary(base=10_000.0)
-    yarn = {
-        "rope__scaling__type": "yarn",
-        "rope__scaling__factor": 4.0,
-        "rope__scaling__original_context_length": 32,
-    }
-    path = tiny_llama(tmp_path / "yarn.gguf", **yarn)
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    trained = {"rope__scaling__original_context_length": 32}
+    path = tiny_llama(tmp_path / "yarn.gguf", **yarn, **trained)
     want = Rotary(
         base=10_000.0,
         scaling="yarn",
@@ -325,8 +313,7 @@ def test_linear_and_yarn_scaling(tmp_path):
         trained_positions=32,
     )
     assert open_checkpoint(path).dimensions.rotary == want
-    del yarn["rope__scaling__original_context_length"]
-    path = tiny_llama(tmp_path / "untold.gguf", **yarn)
+    path = tiny_llama(tmp_path / "default.gguf", **yarn)
     assert open_checkpoint(path).dimensions.rotary.trained_positions == 64
     path = tiny_llama(tmp_path / "factor.gguf", **yarn, rope__scaling__attn_factor=2.0)
     factor = open_checkpoint(path).dimensions.rotary.attention_factor

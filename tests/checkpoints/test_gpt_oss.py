@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints.folder_checks import one_line, rewrite_weights
+from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
+from kit.errors import one_line
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DECODER

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.folder_checks import assert_same_tensors, one_line
+from checkpoints.folder_checks import assert_same_tensors
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
+from kit.errors import one_line
 from kvcast.checkpoints.decoder.mistral import READER
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.checkpoints.tensor_names import halves_from_pairs

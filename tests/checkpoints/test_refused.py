@@ -9,9 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 import whisper
-from checkpoints.folder_checks import one_line, rewrite_weights
+from checkpoints.folder_checks import rewrite_weights
 from checkpoints.refusal_rows import ROWS
 from checkpoints.refusals import WHOLE, Refusal, damage
+from kit.errors import one_line
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
@@ -37,25 +38,19 @@ def test_every_name_of_openais_leads_to_the_hub(name):
     }.get(name, f"openai/whisper-{name}")
     assert message.endswith(f"give its hub id, {hub_id}")
     assert one_line(InputMissingError, locate, f"whisper-{name}").endswith(hub_id)
-
-
-def test_so_do_names_of_distilled_models():
-    message = one_line(InputMissingError, locate, "distil-large-v3")
-    assert message.endswith("distil-whisper/distil-large-v3")
+    distilled = one_line(InputMissingError, locate, "distil-large-v3")
+    assert distilled.endswith("distil-whisper/distil-large-v3")
 
 
 def test_a_folder_of_such_a_name_is_that_folder(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
     assert locate("tiny") == Path("tiny")
-
-
-def test_an_unknown_name_is_told_what_a_model_may_be():
     assert "hub id" in one_line(InputMissingError, locate, "large-v9")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt"])
-def test_a_pickle_is_never_loaded_and_is_told_how_to_be_converted(tmp_path, suffix):
+def test_a_pickle_is_never_loaded_and_names_its_conversion(tmp_path, suffix):
     path, trap = tmp_path / f"my-model{suffix}", tmp_path / "unpickled"
     path.write_bytes(pickle.dumps(Trap(trap)))
     for message in (
@@ -99,7 +94,7 @@ def test_a_ggml_file_leads_to_what_it_was_made_from(tmp_path, name, hub_id):
         assert message.endswith(hub_id or "made from")
 
 
-def test_an_adapter_alone_is_told_to_need_its_model(tmp_path):
+def test_an_adapter_alone_needs_its_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     assert "with --adapter" in one_line(KvcastError, open_checkpoint, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.folder_checks import one_line
+from kit.errors import one_line
 from kvcast.checkpoints import packaged
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError

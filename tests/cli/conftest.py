@@ -1,5 +1,4 @@
 import dataclasses
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -68,19 +67,6 @@ def recording(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return make
-
-
-@pytest.fixture
-def error_line(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return what a failed command printed: one line on standard error, and nothing else."""
-
-    def read() -> str:
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert re.fullmatch(r"kvcast[^\n]*: [^\n]+\n", printed.err)
-        return printed.err
-
-    return read
 
 
 @pytest.fixture

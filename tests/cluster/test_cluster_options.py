@@ -25,14 +25,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    code = main([*words])
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return code, err
-
-
 def transcribe(folder: Path, *words: str) -> list[str]:
     given = [str(folder / "in"), "--model", "demo", "--output-dir", str(folder / "out")]
     return ["transcribe", *given, *words]
@@ -50,9 +42,9 @@ def transcribe(folder: Path, *words: str) -> list[str]:
         (["--ray", ":6379"], "--ray takes local, auto or HOST:PORT, not :6379"),
     ],
 )
-def test_options_that_do_not_go_together(folder, capsys, words: list[str], told: str):
-    code, err = refused(capsys, *transcribe(folder, *words))
-    assert (code, told in err) == (2, True)
+def test_options_that_do_not_go_together(folder, error_line, words: list[str], told: str):
+    assert main(transcribe(folder, *words)) == 2
+    assert told in error_line()
 
 
 @pytest.mark.parametrize(
@@ -68,34 +60,34 @@ def test_options_that_do_not_go_together(folder, capsys, words: list[str], told:
         ),
     ],
 )
-def test_commands_that_need_no_cluster_or_another(folder, capsys, monkeypatch, words, told):
+def test_commands_that_need_no_cluster_or_another(folder, error_line, monkeypatch, words, told):
     monkeypatch.chdir(folder)
-    code, err = refused(capsys, *words.split())
-    assert (code, told in err) == (2, True)
+    assert main(words.split()) == 2
+    assert told in error_line()
 
 
-def test_where_there_is_no_cluster(folder, capsys):
+def test_where_there_is_no_cluster(folder, error_line):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        code, err = refused(capsys, *transcribe(folder, "--ray", address))
-    assert code == 1
-    assert f"no Ray cluster at {address}: " in err
+        assert main(transcribe(folder, "--ray", address)) == 1
+    assert f"no Ray cluster at {address}: " in error_line()
 
 
-def test_a_machine_of_no_cluster(folder, capsys, monkeypatch):
+def test_a_machine_of_no_cluster(folder, error_line, monkeypatch):
     ray = pytest.importorskip("ray")
 
     def init(**_) -> None:
         raise ConnectionError("Could not find any running Ray instance: set the `--address` flag")
 
     monkeypatch.setattr(ray, "init", init)
-    code, err = refused(capsys, *transcribe(folder, "--ray", "auto"))
-    assert (code, "this machine belongs to no Ray cluster: give the HOST:PORT" in err) == (1, True)
+    assert main(transcribe(folder, "--ray", "auto")) == 1
+    err = error_line()
+    assert "this machine belongs to no Ray cluster: give the HOST:PORT" in err
     assert "--address" not in err
 
 
-def test_without_ray_the_extra_is_named(folder, capsys, monkeypatch):
+def test_without_ray_the_extra_is_named(folder, error_line, monkeypatch):
     imported = builtins.__import__
 
     def without(name: str, *given, **keywords):
@@ -104,9 +96,8 @@ def test_without_ray_the_extra_is_named(folder, capsys, monkeypatch):
         return imported(name, *given, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    words = ["generate", "--prompts", str(folder / "p.txt"), "--ray", "local"]
-    code, err = refused(capsys, *words)
-    assert (code, "--ray needs Ray: pip install 'kvcast[ray]'" in err) == (1, True)
+    assert main(["generate", "--prompts", str(folder / "p.txt"), "--ray", "local"]) == 1
+    assert "--ray needs Ray: pip install 'kvcast[ray]'" in error_line()
 
 
 @pytest.mark.parametrize(("words", "least", "most"), [("2", 2, 2), ("1-8", 1, 8)])
@@ -114,11 +105,12 @@ def test_replicas(words: str, least: int, most: int):
     assert replica_range(words) == (least, most)
 
 
-def test_a_port_that_is_taken(capsys):
+def test_a_port_that_is_taken(error_line):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, err = refused(capsys, "serve", "demo", "--ray", "local", "--port", str(port))
-    assert (code, f"cannot listen at 127.0.0.1:{port}: " in err) == (74, True)
+        assert main(["serve", "demo", "--ray", "local", "--port", str(port)]) == 74
+    err = error_line()
+    assert f"cannot listen at 127.0.0.1:{port}: " in err
     assert "choose another --host or --port" in err
 
 

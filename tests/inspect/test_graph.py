@@ -92,15 +92,8 @@ def test_layers_that_do_the_same_share_a_row(capsys: pytest.CaptureFixture[str],
         (["--rows", "0"], 2, "must be a whole number from 1"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(
-    words: list[str], code: int, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_mistake_is_one_line(words, code: int, problem: str, folder: Path, error_line):
     assert main(["inspect", "graph", str(folder), "--length", "9", *words]) == code
-    told = capsys.readouterr().err
-    assert problem in told
-    assert told.count("\n") == 1
-
-
-def test_a_folder_that_is_not_there_is_missing(capsys: pytest.CaptureFixture[str]):
+    assert problem in error_line()
     assert main(["inspect", "graph", "nowhere/at/all"]) == 66
-    assert capsys.readouterr().err.count("\n") == 1
+    assert "nowhere/at/all" in error_line()

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from kit.tiny_gguf import finish
+
 Float32 = NDArray[np.float32]
 
 
@@ -75,8 +77,5 @@ def write_gguf_adapter(
     writer.add_float32("adapter.lora.alpha", values.get("alpha", 3.0))
     for name, array in arrays.items():
         writer.add_tensor(name, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -132,11 +132,15 @@ def write(
         number = gguf.GGMLQuantizationType[kind]
         data = gguf.quants.quantize(array, number)
         writer.add_tensor(name, data, raw_dtype=number)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def add_value(writer: gguf.GGUFWriter, name: str, value: Any) -> None:

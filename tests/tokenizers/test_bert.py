@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast, RoFormerTokenizer
 
+from kit.errors import one_line
 from kit.small_tokenizers import CONTROLS, SENTENCES, TEXT, VOCABULARY, bert_files, streamed
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.tokenizers.bert import WordPieceStream
@@ -112,22 +113,8 @@ def _is_punctuation(character: str) -> bool:
 
 
 _PIECES = [
-    *[
-        "今",
-        "天",
-        "气",
-        "今天",
-        "北京",
-        "##京",
-        "##天",
-        "hello",
-        "it",
-        "##ing",
-        "##s",
-        "2021",
-        "03",
-        "7",
-    ],
+    *["今", "天", "气", "今天", "北京", "##京", "##天"],
+    *["hello", "it", "##ing", "##s", "2021", "03", "7"],
     *["，", "。", "？", "！", "“", "”", "…", "、", "（", "）", "《", "》", "·", "—", "：", "；"],
     *".,!?;:\"'()[]{}<>+-/=%$#&*@^_`|~\\",
     *["[CLS]", "[SEP]", "[UNK]", "[unused1]", "é", "🙂", "ß"],
@@ -190,24 +177,12 @@ def test_half_a_surrogate_pair_is_no_character(ours):
     assert ours.encode("a\ud800b") == ours.encode("a\ufffdb")
 
 
-def test_chat_is_refused(ours):
-    with pytest.raises(KvcastError, match="no chat template"):
-        ours.encode_chat([{"role": "user", "content": "Hi"}])
-
-
 def test_without_jieba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rjieba", None)
     assert open_text(bert_files(words=False)).encode("好")
-    assert _line(bert_files(words=True)) == (
+    assert one_line(KvcastError, open_text, bert_files(words=True)) == (
         "this model splits Chinese into words with rjieba: pip install 'kvcast[chinese]'"
     )
-
-
-def _line(files: dict[str, bytes]) -> str:
-    with pytest.raises(KvcastError) as error:
-        open_text(files)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +199,7 @@ def _line(files: dict[str, bytes]) -> str:
     ],
 )
 def test_a_damaged_vocabulary_is_one_line(content: bytes, told: str):
-    assert _line(bert_files() | {"vocab.txt": content}).startswith(told)
+    assert one_line(KvcastError, open_text, bert_files() | {"vocab.txt": content}).startswith(told)
 
 
 def test_line_ends_of_windows_and_empty_lines_at_the_end_are_none():
@@ -255,7 +230,7 @@ def test_line_ends_of_windows_and_empty_lines_at_the_end_are_none():
 def test_a_damaged_tokenizer_json_is_one_line(content: bytes, told: str):
     files = bert_files() | {"tokenizer.json": content}
     del files["vocab.txt"]
-    assert told in _line(files)
+    assert told in one_line(KvcastError, open_text, files)
 
 
 def test_a_missing_vocabulary_is_one_line():
@@ -281,14 +256,16 @@ def test_a_missing_vocabulary_is_one_line():
 )
 def test_wrong_fields_are_one_line(settings: dict[str, object], told: str):
     whole = json.loads(bert_files()["text.json"]) | settings
-    line = _line(bert_files() | {"text.json": json.dumps(whole).encode()})
+    line = one_line(
+        KvcastError, open_text, bert_files() | {"text.json": json.dumps(whole).encode()}
+    )
     assert line == f"text.json is damaged: {told}"
 
 
 @pytest.mark.parametrize("extra_ids", [-1, 1001, True, "7"])
 def test_a_wrong_number_of_sentinels_is_one_line(extra_ids: object):
     settings = json.dumps({"end_tokens": [1], "extra_ids": extra_ids}).encode()
-    line = _line({"text.json": settings, "spiece.model": b""})
+    line = one_line(KvcastError, open_text, {"text.json": settings, "spiece.model": b""})
     assert line == "text.json is damaged: extra_ids is not a whole number from 0 to 1000"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kit.errors import one_line
 from kit.small_tokenizers import KINDS, spiece_model
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.sentencepiece_model import to_tokenizer_json
@@ -21,10 +22,7 @@ def bpe() -> dict[str, Any]:
 
 
 def message(description: dict[str, Any]) -> str:
-    with pytest.raises(KvcastError) as caught:
-        JsonTokenizer(json.dumps(description).encode(), [1], None)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return one_line(KvcastError, JsonTokenizer, json.dumps(description).encode(), [1], None)
 
 
 @pytest.mark.parametrize(

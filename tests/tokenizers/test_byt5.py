@@ -64,12 +64,6 @@ def test_half_a_surrogate_pair_is_no_character(both):
     assert ours.encode("a\ud800b") == ours.encode("a\ufffdb")
 
 
-def test_chat_is_refused(both):
-    _, ours = both
-    with pytest.raises(KvcastError, match="no chat template"):
-        ours.encode_chat([{"role": "user", "content": "Hi"}])
-
-
 def test_an_end_token_of_another_model_is_one_line():
     with pytest.raises(KvcastError, match="end token 384 is not one of ByT5's 384 tokens"):
         open_text({"text.json": b'{"tokenizer": "byt5", "end_tokens": [384]}'})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.errors import one_line
 from kit.small_tokenizers import user
 from kit.tool_templates import WEATHER
 from kvcast.chat.conversation import HEADING
@@ -180,15 +181,10 @@ def test_an_answers_calls_are_read(tekken: TextTokenizer, sentencepiece: TextTok
 
 @pytest.mark.parametrize("messages", [[], user("a", "b"), [{"role": "king", "content": "a"}]])
 def test_a_conversation_without_a_form_is_one_line(tekken: TextTokenizer, messages):
-    with pytest.raises(KvcastError) as error:
-        tekken.encode_chat(messages)
-    assert "\n" not in str(error.value)
+    assert one_line(KvcastError, tekken.encode_chat, messages)
 
 
 @pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model", "tokenizer.model.v3"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b'{"config": {}}'])
 def test_a_damaged_file_is_one_line(name: str, content: bytes):
-    with pytest.raises(KvcastError) as error:
-        open_text({name: content})
-    assert str(error.value).startswith(f"{name} is damaged: ")
-    assert "\n" not in str(error.value)
+    assert one_line(KvcastError, open_text, {name: content}).startswith(f"{name} is damaged: ")

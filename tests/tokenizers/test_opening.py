@@ -5,17 +5,31 @@ import sys
 
 import pytest
 
-from kit.small_tokenizers import byte_level, text_files
+from kit.errors import one_line
+from kit.small_tokenizers import (
+    bert_files,
+    byte_level,
+    spiece_files,
+    spiece_model,
+    text_files,
+    user,
+)
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.tokenizers.opening import open_text
 from tokenizers import decoders
 
 
 def line(files: dict[str, bytes]) -> str:
-    with pytest.raises(KvcastError) as error:
-        open_text(files)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return one_line(KvcastError, open_text, files)
+
+
+BYT5 = {"text.json": b'{"tokenizer": "byt5", "end_tokens": [1]}'}
+
+
+@pytest.mark.parametrize("files", [bert_files(), BYT5, spiece_files(spiece_model())])
+def test_without_a_template_chat_is_refused(files: dict[str, bytes]):
+    with pytest.raises(KvcastError, match="no chat template: prompt it with plain text"):
+        open_text(files).encode_chat(user("Hi"))
 
 
 def with_decoder(decoder: object) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import T5Tokenizer
 
+from kit.errors import one_line
 from kit.small_tokenizers import SENTENCES, TEXT, spiece_files, spiece_model, streamed
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.base import TextTokenizer
@@ -156,17 +157,8 @@ def test_unused_pieces_are_never_chosen():
     assert ours.encode("Some years ago") == [*theirs.encode("Some years ago"), 1]
 
 
-def test_chat_is_refused(t5):
-    _, ours = t5
-    with pytest.raises(KvcastError, match="no chat template: prompt it with plain text"):
-        ours.encode_chat([{"role": "user", "content": "Hi"}])
-
-
 def _line(model: bytes) -> str:
-    with pytest.raises(KvcastError) as error:
-        open_text(spiece_files(model))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return one_line(KvcastError, open_text, spiece_files(model))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])

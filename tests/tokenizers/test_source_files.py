@@ -1,6 +1,7 @@
 """Tokenizers of models without a tokenizer.json equal transformers' own of the same files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     PegasusTokenizer,
 )
 
+from kit.errors import one_line
 from kit.small_tokenizers import SENTENCES, TEXT, byte_level, spiece_model, streamed
 from kvcast.errors import KvcastError
 from kvcast.tokenizers.opening import open_text
@@ -144,9 +146,7 @@ def test_damaged_files_are_one_line(name: str, content: bytes | None, said: str)
         "text.json": b'{"tokenizer": "blenderbot-small", "end_tokens": [2]}',
     }
     files = {k: v for k, v in {**files, name: content}.items() if v is not None}
-    with pytest.raises(KvcastError, match=said) as caught:
-        open_text(files)
-    assert "\n" not in str(caught.value)
+    assert re.search(said, one_line(KvcastError, open_text, files))
 
 
 def test_a_sentencepiece_model_of_another_kind_is_one_line():

@@ -107,9 +107,7 @@ def bundle(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("benchmark", ["generate", "open", "runtimes", "serve", "transcribe"])
-def test_a_mistake_is_one_line(
-    benchmark: str, chat: str, t5: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_mistake_is_one_line(benchmark: str, chat: str, t5: str, tmp_path: Path, error_line):
     for table, more in (
         (WITHOUT_MODEL, []),
         (OF_A_RECORDING, [AUDIO]),
@@ -120,14 +118,10 @@ def test_a_mistake_is_one_line(
     ):
         for words, code, message in table.get(benchmark, []):
             assert main(["bench", benchmark, *more, *words]) == code, words
-            error = capsys.readouterr().err
-            assert message in error
-            assert error.count("\n") == 1
+            assert message in error_line(), words
 
 
-def test_without_the_extra_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch, error_line):
     monkeypatch.setattr(commands, "find_spec", lambda _: None)
     assert main(["bench", "serve"]) == 1
-    assert "bench serve needs aiohttp and fastapi and uvicorn: " in capsys.readouterr().err
+    assert "bench serve needs aiohttp and fastapi and uvicorn: " in error_line()

@@ -182,16 +182,9 @@ def test_the_command_writes_the_page_of_a_model(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_what_has_no_page_is_refused_in_one_line(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words, message: str, tmp_path: Path, monkeypatch, error_line
 ):
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.search(message, err)
-    assert err.count("\n") == 1
+    assert re.search(message, error_line())
     assert list(tmp_path.iterdir()) == []
