@@ -1,6 +1,7 @@
 """Languages of a source and its text, and texts sentence by sentence."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import MBart50Tokenizer, MBartTokenizer, NllbTokenizer
 
 import kvcast
+from kit.errors import one_line
 from kit.random_barts import END, random_bart
 from kvcast.errors import UsageError
 from kvcast.text.text2text import T5Model
@@ -74,15 +76,13 @@ CODES = Languages(tokens={"eng_Latn": 3, "zho_Hans": 4, "zho_Hant": 5}, place="f
 @pytest.mark.parametrize(
     ("language", "said"),
     [
-        ("zho", "no language 'zho': it has zho_Hans, zho_Hant and 1 more"),
+        ("zho", "support language 'zho': it has zho_Hans, zho_Hant and 1 more"),
         ("en_Latn", "it has eng_Latn, zho_Han[st], zho_Han[st]$"),
-        ("x" * 200, "no language 'x{40}': it has"),
+        ("x" * 200, "support language 'x{40}': it has"),
     ],
 )
 def test_an_unknown_language_is_one_line_with_the_nearest(language: str, said: str):
-    with pytest.raises(UsageError, match=said) as caught:
-        CODES.token(language)
-    assert "\n" not in str(caught.value)
+    assert re.search(said, one_line(UsageError, CODES.token, language))
     assert CODES.token("eng") == 3
 
 
@@ -101,7 +101,7 @@ def test_a_target_language_is_the_first_token_of_a_text():
         model.generate(["ac", "ac"], target_language="a", beam=2)[1],
     ]
     assert [getattr(text, "text", text) for text in texts] == ["ayz", "ayz", "aq"]
-    with pytest.raises(UsageError, match="no language"):
+    with pytest.raises(UsageError, match="does not support language"):
         model.generate("ac", target_language="no")
     with pytest.raises(UsageError, match="name the text's with target_language"):
         model.generate("ac", source_language="b")
