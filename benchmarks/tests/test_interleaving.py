@@ -43,9 +43,8 @@ def test_everybody_takes_turns_and_all_is_quiet_before_each():
 
 def test_the_warm_up_does_not_count():
     stage = Stage()
-    result = take_turns({"a": Scripted(stage, "a", 100, 3, 1, 2)}, stage, runs=3, label="beam 5")[
-        "a"
-    ]
+    players = {"a": Scripted(stage, "a", 100, 3, 1, 2)}
+    result = take_turns(players, stage, runs=3, label="beam 5")["a"]
     assert result.series("seconds") == [3, 1, 2]
     assert result.others == [0.25] * 3
     assert (result.last["text"], result.last["peak_bytes"]) == ("2", 20)
@@ -64,9 +63,5 @@ def test_who_fails_has_no_more_turns_and_the_others_go_on():
 
 def test_turns_that_began_before_all_was_quiet_are_counted():
     stage = Stage(settles=False)
-    assert (
-        take_turns({"a": Scripted(stage, "a", 1, 1, 1)}, stage, runs=2, label="beam 5")[
-            "a"
-        ].unsettled
-        == 2
-    )
+    players = {"a": Scripted(stage, "a", 1, 1, 1)}
+    assert take_turns(players, stage, runs=2, label="beam 5")["a"].unsettled == 2

@@ -307,17 +307,14 @@ def test_a_busy_machine_is_marked():
     assert "others used up to 40% of the machine" in text
 
 
+def benchmark_of(workload: Workload, *names: str, **options: Any) -> Benchmark:
+    runner = Canned(workload=workload, threads=1, runs=1, seconds=SECONDS, parts={}, **options)
+    backends = [Scripted(name=name) for name in names]
+    return Benchmark(name="it", model="demo", runner=runner, backends=backends, needed=names[:1])
+
+
 def test_kvcast_is_needed_beside_peers():
-    runner = Canned(
-        workload=SPEECH, threads=1, runs=1, seconds=SECONDS, parts={}, absent=("kvcast",)
-    )
-    benchmark = Benchmark(
-        name="transcribe",
-        model="demo",
-        runner=runner,
-        backends=[Scripted(name="kvcast"), Scripted(name="slow")],
-        needed=["kvcast"],
-    )
+    benchmark = benchmark_of(SPEECH, "kvcast", "slow", absent=("kvcast",))
     with pytest.raises(KvcastError, match="kvcast itself: not installed"):
         measure(benchmark)
     with pytest.raises(KvcastError, match="nothing can be measured: not installed"):
@@ -325,18 +322,8 @@ def test_kvcast_is_needed_beside_peers():
 
 
 def test_a_breakdown_that_fails_is_an_error():
-    runner = Canned(
-        workload=CAUSAL, threads=1, runs=1, seconds=SECONDS, parts={}, broken="kvcast-int8"
-    )
-    benchmark = Benchmark(
-        name="generate",
-        model="demo",
-        runner=runner,
-        backends=[Scripted(name="kvcast-int8")],
-        needed=["kvcast-int8"],
-    )
     with pytest.raises(KvcastError, match=r"no breakdown of .*'text'.*: its process ended"):
-        measure(benchmark)
+        measure(benchmark_of(CAUSAL, "kvcast-int8", broken="kvcast-int8"))
 
 
 ON_RUNTIMES = Steps(**{**vars(SPEECH), "position": 7})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kit.dimensions import GEMMA3, ROFORMER, SMALL, SMALL_T5
+from kit.errors import one_line
 from kit.models import bundle
 from kvcast.bundle.manifest import MANIFEST, Manifest, check_manifest, read_bundle
 from kvcast.bundle.writing import seal
@@ -36,13 +37,10 @@ def copied(model: str, folder: Path) -> Path:
 def refusal(folder: Path) -> str:
     tracemalloc.start()
     try:
-        with pytest.raises(KvcastError) as caught:
-            opened(folder)
+        message = one_line(KvcastError, opened, folder)
         assert tracemalloc.get_traced_memory()[1] < ROOM
     finally:
         tracemalloc.stop()
-    message = str(caught.value)
-    assert "\n" not in message
     assert folder.name in message or MANIFEST in message
     return message
 
@@ -149,9 +147,8 @@ def test_graphs_of_another_model_are_refused(tmp_path: Path):
 def test_what_fails_in_a_call_names_the_file(tmp_path: Path):
     folder = copied("decoder", tmp_path)
     runtime = opened(folder)
-    with pytest.raises(KvcastError, match=r"decode\.onnx cannot be run here: .*") as caught:
-        runtime._session.run(["logits"], {})
-    assert "\n" not in str(caught.value)
+    line = one_line(KvcastError, runtime._session.run, ["logits"], {})
+    assert "decode.onnx cannot be run here: " in line
 
 
 def test_a_long_manifest_is_not_read(tmp_path: Path):

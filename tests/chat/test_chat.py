@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -175,12 +176,12 @@ FORGED = [
 ]
 
 
-def transformers_tokens(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]]):
+def transformers_tokens(tokenizer: Tokenizer, template: str, messages: Any, tools: Any = None):
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
     return theirs.apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        messages, tools=tools, chat_template=template, add_generation_prompt=True, return_dict=False
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
+from kit.errors import one_line
 from kvcast.checkpoints.huggingface import _FAMILIES
 from kvcast.errors import KvcastError
 
@@ -132,6 +133,5 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_fields_that_contradict_each_other_are_one_line(model_type: str, fields: dict[str, Any]):
     dimensions = _FAMILIES[model_type].dimensions
     dimensions({"model_type": model_type}, "config.json")
-    with pytest.raises(KvcastError, match=r"config\.json: ") as caught:
-        dimensions({"model_type": model_type, **fields}, "config.json")
-    assert "\n" not in str(caught.value)
+    invalid = {"model_type": model_type, **fields}
+    assert "config.json: " in one_line(KvcastError, dimensions, invalid, "config.json")

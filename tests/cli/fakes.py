@@ -20,6 +20,21 @@ def schema(name: str) -> Any:
     return json.loads((DOCS / f"{name}.schema.json").read_text(encoding="utf-8"))
 
 
+def write_files(folder: Path, contents: Mapping[str, str]) -> Path:
+    for path, content in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+    return folder
+
+
+def transcripts(out: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and ".kvcast" not in path.parts
+    }
+
+
 def segment(**given: Any) -> Segment:
     usual = {"seek": 0, "tokens": (50363, 2425, 50463), "language": "en", "temperature": 0.0}
     usual |= {"avg_logprob": -0.25, "compression_ratio": 1.5, "no_speech_prob": 0.01}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.fakes import transcripts, write_files
 from cli.processes import PROGRAM, TRANSCRIBE
 from kit.marks import slow, soak
 from kvcast.transcripts.folders.journal import unsealed
@@ -28,11 +29,7 @@ DONE = {path for path in RECORDINGS if path != "bad.wav"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path, content in RECORDINGS.items():
-        place = tmp_path / "in" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content)
-    return tmp_path / "in"
+    return write_files(tmp_path / "in", RECORDINGS)
 
 
 def run(folder: Path, out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess:
@@ -43,14 +40,6 @@ def run(folder: Path, out: Path, *words: str, **environment: str) -> subprocess.
     return subprocess.run(
         command, capture_output=True, check=False, env=os.environ | environment, text=True
     )
-
-
-def transcripts(out: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and ".kvcast" not in path.parts
-    }
 
 
 def done_in(out: Path) -> set[str]:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from filelock import FileLock
 
-from cli.fakes import ReadingModel, schema
+from cli.fakes import ReadingModel, schema, transcripts, write_files
 from cli.processes import TRANSCRIBE, on_terminal, start
 from kvcast.cli import main
 from kvcast.errors import KvcastError, UsageError
@@ -45,11 +45,7 @@ def model(open_as) -> Model:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path, content in CONTENTS.items():
-        place = tmp_path / "in" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content)
-    return tmp_path / "in"
+    return write_files(tmp_path / "in", CONTENTS)
 
 
 @pytest.fixture
@@ -64,8 +60,7 @@ def transcribe(folder: Path, *words: str, out: Path | None = None) -> int:
 
 
 def files(out: Path) -> list[str]:
-    paths = (path.relative_to(out) for path in out.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in paths if path.parts[0] != ".kvcast")
+    return sorted(transcripts(out))
 
 
 def document(capsys) -> dict:
@@ -291,10 +286,7 @@ def test_a_later_recording_never_takes_anothers_name(model, folder, out):
 
 def test_the_output_folder_may_lie_inside_or_be_the_folder_itself(model, folder):
     for out in (folder / "talks", folder / "out", folder):
-        other = folder.parent / f"copy of {out.name}"
-        for path, content in CONTENTS.items():
-            (other / path).parent.mkdir(parents=True, exist_ok=True)
-            (other / path).write_text(content)
+        other = write_files(folder.parent / f"copy of {out.name}", CONTENTS)
         at = other / out.relative_to(folder)
         entered = [path for path in CONTENTS if at == other or not path.startswith(at.name)]
         for _ in range(2):

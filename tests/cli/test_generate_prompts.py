@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from cli.fakes import FakeTextModel
+from kit.errors import one_line
 from kvcast.cli import main, prompts
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
 
 
-def written(folder: Path, content: str | bytes, name: str = "in.txt") -> str:
+def prompt_file(folder: Path, content: str | bytes, name: str = "in.txt") -> str:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(path)
@@ -36,17 +37,17 @@ def texts(source: str) -> list[str]:
     ],
 )
 def test_a_file_is_one_prompt_without_its_last_line_end(content: str, text: str, tmp_path):
-    assert prompts.read_prompt(written(tmp_path, content)).text == text
+    assert prompts.read_prompt(prompt_file(tmp_path, content)).text == text
 
 
 def test_plain_lines_keep_their_spaces_and_blank_ones_are_skipped(tmp_path):
-    source = written(tmp_path, "\ufeff  one \r\n\n \t\ntwo\u2028three\nlast")
+    source = prompt_file(tmp_path, "\ufeff  one \r\n\n \t\ntwo\u2028three\nlast")
     assert texts(source) == ["  one ", "two\u2028three", "last"]
 
 
 def test_json_lines_are_strings_and_objects(tmp_path):
     lines = '"one\\n"\n\n{"prompt": "two", "id": 7, "system": "s"}\n{"prompt": "3", "id": null}\n'
-    got = prompts.read_prompts(written(tmp_path, lines, "in.jsonl"))
+    got = prompts.read_prompts(prompt_file(tmp_path, lines, "in.jsonl"))
     assert [(p.text, p.id, p.system) for p in got] == [
         ("one\n", None, None),
         ("two", 7, "s"),
@@ -66,7 +67,7 @@ def test_json_lines_are_strings_and_objects(tmp_path):
     ],
 )
 def test_name_and_then_first_line_distinguish_json_from_text(name, content, expected, tmp_path):
-    assert texts(written(tmp_path, content, name)) == expected
+    assert texts(prompt_file(tmp_path, content, name)) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,14 +93,14 @@ def test_name_and_then_first_line_distinguish_json_from_text(name, content, expe
     ],
 )
 def test_a_bad_line_is_named_by_its_number(line: str, message: str, tmp_path):
-    source = written(tmp_path, f'"fine"\n\n{line}\n', "in.jsonl")
+    source = prompt_file(tmp_path, f'"fine"\n\n{line}\n', "in.jsonl")
     with pytest.raises(InputOutputError, match=re.escape(f"{source}, line 3: {message}")):
         prompts.read_prompts(source)
 
 
 @pytest.mark.parametrize("line", ['""', '{"prompt": ""}'])
 def test_an_empty_prompt_on_a_line_is_named(line: str, tmp_path):
-    source = written(tmp_path, f'"fine"\n{line}\n', "in.jsonl")
+    source = prompt_file(tmp_path, f'"fine"\n{line}\n', "in.jsonl")
     with pytest.raises(UsageError, match=f"{re.escape(source)}, line 2: the prompt is empty"):
         prompts.read_prompts(source)
 
@@ -107,17 +108,17 @@ def test_an_empty_prompt_on_a_line_is_named(line: str, tmp_path):
 @pytest.mark.parametrize("content", ["", "\n", " \n\t\n", "\ufeff"])
 def test_a_file_without_prompts_is_refused(content: str, tmp_path):
     with pytest.raises(UsageError, match="holds no prompt"):
-        prompts.read_prompts(written(tmp_path, content))
+        prompts.read_prompts(prompt_file(tmp_path, content))
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\r\n", "\ufeff"])
 def test_an_empty_file_is_an_empty_prompt(content: str, tmp_path):
     with pytest.raises(UsageError, match="the prompt is empty"):
-        prompts.read_prompt(written(tmp_path, content))
+        prompts.read_prompt(prompt_file(tmp_path, content))
 
 
 def test_invalid_utf_8_is_named_by_its_line(tmp_path):
-    source = written(tmp_path, b"one\ntwo\n\xff\xfe\n")
+    source = prompt_file(tmp_path, b"one\ntwo\n\xff\xfe\n")
     for read in (prompts.read_prompt, prompts.read_prompts):
         with pytest.raises(InputOutputError, match=r"in\.txt, line 3: is not valid UTF-8"):
             read(source)
@@ -133,10 +134,8 @@ def test_invalid_utf_8_is_named_by_its_line(tmp_path):
     ],
 )
 def test_an_unreadable_prompt_file_is_one_line(name: str, kind: type[KvcastError], tmp_path):
-    written(tmp_path, "text", "file")
-    with pytest.raises(kind) as caught:
-        prompts.read_prompt(str(tmp_path / name))
-    assert "\n" not in str(caught.value)
+    prompt_file(tmp_path, "text", "file")
+    assert one_line(kind, prompts.read_prompt, str(tmp_path / name))
 
 
 def test_standard_input_is_a_hyphen(monkeypatch):

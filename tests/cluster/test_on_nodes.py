@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from cli.fakes import transcripts
 from cluster.nodes import Nodes, nodes, run, start
 from kit.recordings import speech_folder
 from kit.tiny_gguf import tiny_llama
@@ -45,14 +46,6 @@ def recordings(folder: Path, count: int, seconds: int) -> Path:
         soundfile.write(folder / name, part, rate)
     (folder / "bad.wav").write_text("no sound")
     return folder
-
-
-def transcripts(out: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and ".kvcast" not in path.parts
-    }
 
 
 def journal(out: Path) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
         words = [str(model) if word == "demo" else word for word in words]
         assert main([*words, "--quiet"]) == 0
         printed.append(capsys.readouterr().out)
-    found, heard, files = printed
+    found, transcript, files = printed
     [flips] = re.findall(r"chosen +([\d.]+)%", found)
     assert float(flips) <= 1
     precisions = set(Recipe.read(tmp_path / "recipe.json").matrices.values())
@@ -96,4 +96,4 @@ def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
     assert "</svg>" in (tmp_path / "frontier.svg").read_text("utf-8")
     assert "native/weights.safetensors" in files
     assert main(["transcribe", "other.wav", "--model", "bundle", "--quiet"]) == 0
-    assert capsys.readouterr().out == heard != ""
+    assert capsys.readouterr().out == transcript != ""

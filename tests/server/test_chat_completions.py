@@ -1,6 +1,7 @@
 """Chat completions by the official client: messages, streams, tools, formats, errors."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -57,13 +58,17 @@ def client(server: Server) -> openai.OpenAI:
     return server.client()
 
 
+def ask(client: openai.OpenAI, model: str = "world", **options: Any) -> Any:
+    given = {"messages": HELLO, "temperature": 0} | options
+    return client.chat.completions.create(model=model, **given)
+
+
 def deltas(client: openai.OpenAI, **options: Any) -> list[Any]:
-    options = {"messages": HELLO, "temperature": 0} | options
-    return list(client.chat.completions.create(stream=True, **options))
+    return list(ask(client, stream=True, **options))
 
 
 def test_a_message_with_its_usage(client: openai.OpenAI):
-    answer = client.chat.completions.create(model="world", messages=HELLO, temperature=0)
+    answer = ask(client)
     [choice] = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "Hello, world")
     assert choice.finish_reason == "stop"
@@ -74,9 +79,8 @@ def test_a_message_with_its_usage(client: openai.OpenAI):
 
 def test_tokens_from_the_prefix_cache_are_counted(client: openai.OpenAI):
     messages = [{"role": "system", "content": "be brief"}, *HELLO]
-    asked = {"model": "echo", "messages": messages, "temperature": 0}
-    client.chat.completions.create(**asked)
-    later = client.chat.completions.create(**asked)
+    ask(client, "echo", messages=messages)
+    later = ask(client, "echo", messages=messages)
     assert later.usage.prompt_tokens_details.cached_tokens == later.usage.prompt_tokens - 1
 
 
@@ -90,29 +94,38 @@ def test_a_stream_has_the_same_text(client: openai.OpenAI):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_conversations_of_several_turns_and_parts(client: openai.OpenAI):
-    turns = [
-        *HELLO,
-        {"role": "assistant", "content": "hi"},
-        {"role": "user", "content": [{"type": "text", "text": "third"}]},
-    ]
-    answer = client.chat.completions.create(model="echo", messages=turns, temperature=0)
+FUNCTION = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"role": "assistant", "content": "hi"}],
+        [
+            {"role": "assistant", "tool_calls": [FUNCTION]},
+            {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        ],
+    ],
+    ids=["answer", "a tool's result"],
+)
+def test_conversations_of_several_turns_and_parts(client: openai.OpenAI, turns: list[Any]):
+    last = {"role": "user", "content": [{"type": "text", "text": "third"}]}
+    answer = ask(client, "echo", messages=[*HELLO, *turns, last], tools=[WEATHER])
     assert answer.choices[0].message.content == "third"
 
 
 def test_limits_of_length_and_stop_strings(client: openai.OpenAI):
-    asked = {"model": "world", "messages": HELLO, "temperature": 0}
     for name in ("max_tokens", "max_completion_tokens"):
-        cut = client.chat.completions.create(**asked, **{name: 5}).choices[0]
+        cut = ask(client, **{name: 5}).choices[0]
         assert (cut.message.content, cut.finish_reason) == ("Hello", "length")
-    stopped = client.chat.completions.create(**asked, stop=[", ", "x"]).choices[0]
+    stopped = ask(client, stop=[", ", "x"]).choices[0]
     assert (stopped.message.content, stopped.finish_reason) == ("Hello", "stop")
 
 
 @pytest.mark.parametrize("temperature", [0, 0.01])
 def test_several_texts(client: openai.OpenAI, temperature: float):
-    asked = {"model": "world", "messages": HELLO, "n": 3, "temperature": temperature}
-    answer = client.chat.completions.create(**asked)
+    asked = {"n": 3, "temperature": temperature}
+    answer = ask(client, **asked)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {"Hello, world"}
     assert answer.usage.completion_tokens == 3 * len("Hello, world")
@@ -124,42 +137,36 @@ def test_several_texts(client: openai.OpenAI, temperature: float):
 
 
 def test_seeds_and_biases_choose_tokens(client: openai.OpenAI):
-    asked = {"model": "world", "messages": HELLO, "temperature": 2, "max_tokens": 8}
     flat = {str(token): 30.0 for token in range(3, 30)}
-
-    def drawn(seed):
-        options = {"seed": seed, "logit_bias": flat}
-        return client.chat.completions.create(**asked, **options).choices[0].message.content
-
-    texts = [drawn(1), drawn(1), drawn(2), drawn(-1)]
+    asked = {"temperature": 2, "max_tokens": 8, "logit_bias": flat}
+    answers = [ask(client, seed=seed, **asked) for seed in (1, 1, 2, -1)]
+    texts = [answer.choices[0].message.content for answer in answers]
     assert texts[0] == texts[1]
     assert len(set(texts)) >= 2
 
 
 def test_logprobs_and_top_logprobs_of_tokens(client: openai.OpenAI):
-    asked = {"model": "world", "messages": HELLO, "temperature": 0, "max_tokens": 3}
-    answer = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    answer = ask(client, max_tokens=3, logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
     assert [entry.token for entry in content] == list("Hel")
     assert all(entry.top_logprobs[0].token == entry.token for entry in content)
     assert all(len(entry.top_logprobs) == 2 for entry in content)
     assert all(-1e-6 < entry.logprob <= 0 for entry in content)
     assert bytes(content[0].bytes) == b"H"
-    chunks = deltas(client, **asked, logprobs=True)
+    chunks = deltas(client, max_tokens=3, logprobs=True)
     logprobs = [c.choices[0].logprobs for c in chunks if c.choices]
     assert "".join(e.token for each in logprobs if each for e in each.content) == "Hel"
 
 
 def test_the_model_decides_to_call_tools(client: openai.OpenAI):
-    asked = {"model": "caller", "messages": HELLO, "tools": [WEATHER, NOW], "temperature": 0}
-    [choice] = client.chat.completions.create(**asked).choices
+    [choice] = ask(client, "caller", tools=[WEATHER, NOW]).choices
     assert choice.message.content == "Let me see."
     calls = choice.message.tool_calls
     assert [call.function.name for call in calls] == ["weather", "now"]
     assert json.loads(calls[0].function.arguments) == {"town": "Nantes"}
     assert choice.finish_reason == "tool_calls"
     assert len({call.id for call in calls}) == 2
-    [choice] = client.chat.completions.create(**asked, parallel_tool_calls=False).choices
+    [choice] = ask(client, "caller", tools=[WEATHER, NOW], parallel_tool_calls=False).choices
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
 
 
@@ -176,9 +183,7 @@ def test_calls_in_a_stream(client: openai.OpenAI):
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_call_can_be_demanded_of_a_model_that_would_not(client: openai.OpenAI, choice: Any):
-    answer = client.chat.completions.create(
-        model="world", messages=HELLO, tools=[WEATHER], tool_choice=choice, temperature=0
-    )
+    answer = ask(client, tools=[WEATHER], tool_choice=choice)
     [call] = answer.choices[0].message.tool_calls
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["town"] in {"Nantes", "Rennes"}
@@ -187,41 +192,19 @@ def test_a_call_can_be_demanded_of_a_model_that_would_not(client: openai.OpenAI,
 def test_a_tool_whose_schema_no_text_can_be_held_to_cannot_be_demanded(client: openai.OpenAI):
     function = {"name": "weather", "parameters": {"type": "object", "minProperties": 3}}
     tool = {"type": "function", "function": function}
-    asked = {"model": "world", "messages": HELLO, "tools": [tool], "temperature": 0}
-    answer = client.chat.completions.create(**asked)
-    assert answer.choices[0].message.content == "Hello, world"
+    assert ask(client, tools=[tool]).choices[0].message.content == "Hello, world"
     with pytest.raises(openai.BadRequestError, match="minProperties 3") as refused:
-        client.chat.completions.create(**asked, tool_choice="required")
+        ask(client, tools=[tool], tool_choice="required")
     assert refused.value.param == "tools"
+    asked = {"input": "hello", "tools": [{"type": "function", **function}]}
     with pytest.raises(openai.BadRequestError, match="minProperties 3"):
-        client.responses.create(
-            model="world",
-            input="hello",
-            tools=[{"type": "function", **function}],
-            tool_choice="required",
-        )
+        client.responses.create(model="world", tool_choice="required", **asked)
 
 
 def test_with_tool_choice_none_a_call_is_content(client: openai.OpenAI):
-    answer = client.chat.completions.create(
-        model="caller", messages=HELLO, tools=[WEATHER], tool_choice="none", temperature=0
-    )
+    answer = ask(client, "caller", tools=[WEATHER], tool_choice="none")
     assert answer.choices[0].message.content == "Let me see.\n" + TWO
     assert answer.choices[0].message.tool_calls is None
-
-
-def test_a_tools_result_continues_the_conversation(client: openai.OpenAI):
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    turns = [
-        *HELLO,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "rain"},
-        {"role": "user", "content": "so"},
-    ]
-    answer = client.chat.completions.create(
-        model="echo", messages=turns, tools=[WEATHER], temperature=0
-    )
-    assert answer.choices[0].message.content == "so"
 
 
 class Person(BaseModel):
@@ -243,9 +226,7 @@ def test_an_answer_has_a_format_where_no_tool_is_called(client: openai.OpenAI, f
     for model in ("json", "ready"):
         if api == "chat":
             shape = {"type": form} | ({"json_schema": schema} if form == "json_schema" else {})
-            [choice] = client.chat.completions.create(
-                model=model, messages=HELLO, tools=[WEATHER], temperature=0, response_format=shape
-            ).choices
+            [choice] = ask(client, model, tools=[WEATHER], response_format=shape).choices
             text = choice.message.content
             calls = [call.function.name for call in choice.message.tool_calls or ()]
         else:
@@ -263,13 +244,7 @@ def test_an_answer_has_a_format_where_no_tool_is_called(client: openai.OpenAI, f
 
 
 def test_json_objects_whatever_the_model_would_say(client: openai.OpenAI):
-    answer = client.chat.completions.create(
-        model="world",
-        messages=HELLO,
-        response_format={"type": "json_object"},
-        temperature=0,
-        max_tokens=200,
-    )
+    answer = ask(client, response_format={"type": "json_object"}, max_tokens=200)
     text = answer.choices[0].message.content
     assert text.startswith("{")
     if answer.choices[0].finish_reason == "stop":
@@ -277,11 +252,8 @@ def test_json_objects_whatever_the_model_would_say(client: openai.OpenAI):
 
 
 def test_a_regular_expression(client: openai.OpenAI):
-    answer = client.chat.completions.create(
-        model="world", messages=HELLO, temperature=0, extra_body={"regex": "[0-9]{4}"}
-    )
-    assert len(answer.choices[0].message.content) == 4
-    assert answer.choices[0].message.content.isdigit()
+    answer = ask(client, extra_body={"regex": "[0-9]{4}"})
+    assert re.fullmatch("[0-9]{4}", answer.choices[0].message.content)
 
 
 THOUGHT = "<think>\nfirst this\n</think>\n\nyes"
@@ -300,15 +272,13 @@ def test_reasoning_is_apart_from_the_answer():
         client = server.client()
 
         def said(model: str, **fields: Any) -> tuple[Any, Any]:
-            asked = {"model": model, "messages": HELLO, "temperature": 0, "extra_body": fields}
-            message = client.chat.completions.create(**asked).choices[0].message
+            message = ask(client, model, extra_body=fields).choices[0].message
             whole = getattr(message, "reasoning_content", None), message.content
-            deltas = [
-                chunk.choices[0].delta
-                for chunk in client.chat.completions.create(**asked, stream=True)
+            parts = [
+                chunk.choices[0].delta for chunk in deltas(client, model=model, extra_body=fields)
             ]
-            thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
-            texts = "".join(delta.content or "" for delta in deltas)
+            thoughts = [getattr(part, "reasoning_content", None) or "" for part in parts]
+            texts = "".join(part.content or "" for part in parts)
             assert ("".join(thoughts) or None, texts) == whole
             return whole
 
@@ -321,13 +291,8 @@ def test_reasoning_is_apart_from_the_answer():
         assert said("closed", reasoning_format="none") == (None, THOUGHT)
         assert said("open", reasoning_format="none") == (None, begun)
     with serving(models, reasoning_budget=4) as server:
-        client = server.client()
-        message = (
-            client.chat.completions.create(model="open", messages=HELLO, temperature=0)
-            .choices[0]
-            .message
-        )
-        assert message.reasoning_content == "firs"
+        [choice] = ask(server.client(), "open").choices
+        assert choice.message.reasoning_content == "firs"
 
 
 REFUSED = {
@@ -376,9 +341,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
         return server.status("endless").finished.get("cancelled", 0)
 
     before = cancelled()
-    stream = client.chat.completions.create(
-        model="endless", messages=HELLO, stream=True, temperature=0
-    )
+    stream = ask(client, "endless", stream=True)
     next(iter(stream))
     assert server.status("endless").running == 1
     stream.close()
@@ -388,7 +351,7 @@ def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenA
 
     def gives_up() -> bool:
         with pytest.raises(openai.APITimeoutError):
-            quick.chat.completions.create(model="endless", messages=HELLO, temperature=0)
+            ask(quick, "endless")
         return cancelled() > before + 1
 
     until(gives_up)  # on a busy machine it may give up before it runs
@@ -400,18 +363,15 @@ def test_beyond_the_queue_clients_get_429():
     model = saying("hi", before_step=lambda: gate.acquire(timeout=30))
     with serving({"slow": model}, rows=1, queue=1) as server:
         client = server.client()
-        asked = {"model": "slow", "messages": HELLO, "temperature": 0}
         answers: list[Any] = []
-
-        def ask() -> None:
-            answers.append(client.chat.completions.create(**asked))
-
-        threads = [threading.Thread(target=ask) for _ in range(2)]
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(client, "slow"))) for _ in range(2)
+        ]
         for number, thread in enumerate(threads, start=1):
             thread.start()
             until(lambda n=number: sum(vars(server.status("slow"))[x] for x in WAITS) == n)
         with pytest.raises(openai.RateLimitError, match="wait already") as full:
-            client.chat.completions.create(**asked)
+            ask(client, "slow")
         assert full.value.response.headers["retry-after"] == "1"
         gate.release(10_000)
         for thread in threads:
@@ -419,7 +379,7 @@ def test_beyond_the_queue_clients_get_429():
         assert [answer.choices[0].message.content for answer in answers] == ["hi", "hi"]
         # The client's own retries get through once there is room.
         patient = server.client(max_retries=5)
-        assert patient.chat.completions.create(**asked).choices[0].message.content == "hi"
+        assert ask(patient, "slow").choices[0].message.content == "hi"
 
 
 WAITS = ("running", "waiting")
@@ -430,10 +390,9 @@ def test_requests_end_at_their_deadline():
     model = saying("a" * 500, before_step=lambda: gate.acquire(timeout=0.05))
     with serving({"slow": model}, timeout=0.5) as server:
         client = server.client()
-        asked = {"model": "slow", "messages": HELLO, "temperature": 0}
         with pytest.raises(openai.InternalServerError, match="deadline") as late:
-            client.chat.completions.create(**asked)
+            ask(client, "slow")
         assert late.value.status_code == 504
-        stream = client.chat.completions.create(**asked, stream=True)
+        stream = ask(client, "slow", stream=True)
         with pytest.raises(openai.APIError, match="deadline"):
             list(stream)

@@ -13,7 +13,7 @@ import pytest
 
 from kit.text_models import saying
 from server.serving import Server, serving
-from server.test_chat_completions import HELLO, WEATHER
+from server.test_chat_completions import WEATHER, ask
 
 POSITIONS = 300
 
@@ -27,9 +27,7 @@ def server() -> Iterator[Server]:
 
 def asked(server: Server, schema: dict[str, Any], **options: Any) -> Any:
     shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    return server.client().chat.completions.create(
-        model="world", messages=HELLO, response_format=shape, max_tokens=50, **options
-    )
+    return ask(server.client(), response_format=shape, max_tokens=50, **options)
 
 
 def doubling(depth: int) -> dict[str, Any]:
@@ -57,19 +55,16 @@ HOSTILE = {"doubling": doubling(40), "together": together(150), "nested": nested
 def test_exponential_schemas_leave_other_requests_alone(server: Server, name: str):
     outcomes: list[Any] = []
 
-    def ask() -> None:
+    def send() -> None:
         try:
             outcomes.append(asked(server, HOSTILE[name]))
         except openai.APIStatusError as error:
             outcomes.append(error)
 
-    hostile = threading.Thread(target=ask)
+    hostile = threading.Thread(target=send)
     hostile.start()
     for _ in range(5):
-        answer = server.client().chat.completions.create(
-            model="world", messages=HELLO, temperature=0
-        )
-        assert answer.choices[0].message.content == "Hello, world"
+        assert ask(server.client()).choices[0].message.content == "Hello, world"
     hostile.join()
     [outcome] = outcomes
     if isinstance(outcome, openai.APIStatusError):
@@ -79,18 +74,11 @@ def test_exponential_schemas_leave_other_requests_alone(server: Server, name: st
 
 def test_tools_with_such_schemas_are_refused_as_well(server: Server):
     function = {"name": "weather", "parameters": together(150)}
+    tool = {"type": "function", "function": function}
     with pytest.raises(openai.BadRequestError):
-        server.client().chat.completions.create(
-            model="world",
-            messages=HELLO,
-            tools=[{"type": "function", "function": function}],
-            tool_choice="required",
-        )
+        ask(server.client(), tools=[tool], tool_choice="required")
     many = [WEATHER | {"function": {"name": f"tool{i}", "parameters": {}}} for i in range(2000)]
-    answer = server.client().chat.completions.create(
-        model="world", messages=HELLO, tools=many, temperature=0
-    )
-    assert answer.choices[0].message.content == "Hello, world"
+    assert ask(server.client(), tools=many).choices[0].message.content == "Hello, world"
 
 
 def test_prompts_at_the_limit(server: Server):
@@ -98,13 +86,11 @@ def test_prompts_at_the_limit(server: Server):
     around = len("u.!a.")
     for length, cut in ((POSITIONS - 1 - around, 1), (POSITIONS - 11 - around, 11)):
         messages = [{"role": "user", "content": "x" * length}]
-        [choice] = client.chat.completions.create(
-            model="short", messages=messages, temperature=0
-        ).choices
+        [choice] = ask(client, "short", messages=messages).choices
         assert (len(choice.message.content), choice.finish_reason) == (cut, "length")
     messages = [{"role": "user", "content": "x" * (POSITIONS - around)}]
     with pytest.raises(openai.BadRequestError, match=f"has {POSITIONS} tokens"):
-        client.chat.completions.create(model="short", messages=messages)
+        ask(client, "short", messages=messages)
 
 
 CHAT, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -174,16 +160,11 @@ def test_a_server_may_take_shorter_prompts_than_the_model():
     with serving({"world": saying("hi")}, max_prompt=20) as server:
         client = server.client()
         with pytest.raises(openai.BadRequestError, match="this server takes 20") as refused:
-            client.chat.completions.create(
-                model="world", messages=[{"role": "user", "content": "x" * 20}]
-            )
+            ask(client, messages=[{"role": "user", "content": "x" * 20}])
         assert refused.value.code == "context_length_exceeded"
         for prompt in ("x" * 21, [3] * 21):
             with pytest.raises(openai.BadRequestError, match="this server takes 20"):
                 client.completions.create(model="world", prompt=prompt)
-
-
-ASKED = {"messages": [{"role": "user", "content": "a"}], "temperature": 0}
 
 
 def loaded(server: Server) -> dict[str, bool]:
@@ -193,8 +174,7 @@ def loaded(server: Server) -> dict[str, bool]:
 
 
 def said(server: Server, model: str) -> str:
-    answer = server.client().chat.completions.create(model=model, **ASKED)
-    return answer.choices[0].message.content
+    return ask(server.client(), model).choices[0].message.content
 
 
 def post(server: Server, path: str, model: str) -> Any:
@@ -227,12 +207,12 @@ def test_a_model_is_unloaded_and_the_next_request_loads_it():
 @pytest.mark.slow
 def test_a_model_is_unloaded_once_its_requests_are_over():
     with serving({"long": saying("ab" * 300)}) as server:
-        stream = server.client().chat.completions.create(model="long", stream=True, **ASKED)
+        stream = ask(server.client(), "long", stream=True)
         text = next(stream).choices[0].delta.content or ""
         assert post(server, "unload", "long").json()["loaded"] is False
         assert text + "".join(part.choices[0].delta.content or "" for part in stream) == "ab" * 300
     with serving({"long": saying("ab" * 300)}, drain=0) as server:
-        stream = server.client().chat.completions.create(model="long", stream=True, **ASKED)
+        stream = ask(server.client(), "long", stream=True)
         next(stream)
         post(server, "unload", "long")
         with pytest.raises(openai.APIError, match="ended"):

@@ -76,10 +76,8 @@ def test_a_foreign_host_name_is_refused_at_a_local_address(server: Server):
         for name in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:80", "10.0.0.1"):
             assert http.get("/health", headers={"host": name}).status_code == 200, name
         answer = http.get("/v1/models", headers={"host": "evil.example"})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (
-            421,
-            "invalid_request_error",
-        )
+        assert answer.status_code == 421
+        assert answer.json()["error"]["type"] == "invalid_request_error"
     with serving({"a": saying("a")}, allow_host="box.lan") as named, named.http() as http:
         assert http.get("/health", headers={"host": "box.lan"}).status_code == 200
 
@@ -116,8 +114,8 @@ def test_bodies_that_are_too_large_are_refused_as_they_come(server: Server):
                 answer = http.post(path, content=endless(), headers=kind)
                 assert answer.status_code == 413
             assert sent < most
-        told = {"content-length": str(2 << 30), "content-type": "application/json"}
-        with raw(server, "/v1/chat/completions", told) as connection:
+        head = {"content-length": str(2 << 30), "content-type": "application/json"}
+        with raw(server, "/v1/chat/completions", head) as connection:
             assert b" 413 " in connection.recv(100)
 
 
@@ -169,10 +167,7 @@ MALFORMED = {
     "json": ("application/json", b'{"model": "world"}'),
     "many fields": (FORM, (PART + b"\r\n\r\nb\r\n") * 5000 + b"--x--"),
     "many files": (FORM, (PART + b'; filename="b"\r\n\r\nc\r\n') * 5 + b"--x--"),
-    "a large field": (
-        FORM,
-        PART.replace(b'"a"', b'"model"') + b"\r\n\r\n" + b"b" * 1_500_000 + b"--x--",
-    ),
+    "a large field": (FORM, PART[:-3] + b'"model"\r\n\r\n' + b"b" * 1_500_000 + b"--x--"),
 }
 
 

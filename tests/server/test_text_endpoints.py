@@ -20,7 +20,7 @@ from kvcast.server.request_models import CompletionRequest
 from kvcast.text.params import GenerationDefaults
 from kvcast.tokenizers.languages import Languages
 from server.serving import Server, serving
-from server.test_chat_completions import CALL, WEATHER, echo
+from server.test_chat_completions import CALL, WEATHER, ask, echo
 from text.test_generate import text_model
 
 ANSWER = "Hello, world"
@@ -209,13 +209,12 @@ def test_text_to_text(server: Server):
     with server.http() as http:
         asked = {"model": "t5", "input": ["abc", "b a"], "beam": 3, "n": 2, "max_tokens": 6}
         answer = http.post("/v1/text2text", json=asked).json()
-    assert [choice["text"] for choice in answer["choices"]] == [
-        text.text for texts in alone for text in texts
-    ]
+    texts = [text for several in alone for text in several]
+    assert [choice["text"] for choice in answer["choices"]] == [text.text for text in texts]
     assert [choice["input_index"] for choice in answer["choices"]] == [0, 0, 1, 1]
-    scores = [text.score for texts in alone for text in texts]
+    scores = [text.score for text in texts]
     np.testing.assert_allclose([choice["score"] for choice in answer["choices"]], scores, 1e-4)
-    assert answer["usage"]["completion_tokens"] == sum(len(t.tokens) for ts in alone for t in ts)
+    assert answer["usage"]["completion_tokens"] == sum(len(text.tokens) for text in texts)
 
 
 @pytest.mark.parametrize("more", [{}, {"beam": 2}], ids=["greedy", "beams"])
@@ -272,7 +271,7 @@ def test_a_chat_of_a_text_to_text_model_answers_the_last_user_message(server, cl
         {"role": "assistant", "content": "c"},
         {"role": "user", "content": "abc"},
     ]
-    answer = client.chat.completions.create(model="t5", messages=turns, temperature=0, max_tokens=6)
+    answer = ask(client, "t5", messages=turns, max_tokens=6)
     assert answer.choices[0].message.content == alone.text
 
 
@@ -434,16 +433,13 @@ def test_documentation_needs_nothing_from_elsewhere(server: Server):
 
 
 def test_metrics_and_status_count_requests_and_tokens(server: Server, client: openai.OpenAI):
-    client.chat.completions.create(
-        model="world", messages=[{"role": "user", "content": "a"}], temperature=0
-    )
+    ask(client)
     with server.http() as http:
         metrics = http.get("/metrics").text
         [status] = [m for m in http.get("/v1/engine").json()["models"] if m["id"] == "world"]
     assert status["generated_tokens"] >= len(ANSWER)
     assert 'vllm:num_requests_running{model_name="world"} 0.0' in metrics
-    assert f'vllm:generation_tokens_total{{model_name="world"}} {status["generated_tokens"]}' in (
-        metrics
-    )
+    total = f'vllm:generation_tokens_total{{model_name="world"}} {status["generated_tokens"]}'
+    assert total in metrics
     assert 'vllm:time_to_first_token_seconds_count{model_name="world"}' in metrics
     assert 'path="/v1/chat/completions",status="200"' in metrics

@@ -1,9 +1,10 @@
 """Transcriptions by the official client, with real weights where text matters, else scripted.
 
-Several segments are heard where all of an answer is compared, one where only its form is.
+The audio has several segments where all of an answer is compared, one where only its form is.
 """
 
 import io
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,8 +93,8 @@ def test_json_and_text(client: openai.OpenAI, alone: Any):
 
 def test_subtitles_are_read_back(client: openai.OpenAI, beginning: tuple[str, bytes]):
     for form in ("srt", "vtt"):
-        written = transcribe(client, model="german", file=beginning, response_format=form)
-        assert [line.plaintext for line in pysubs2.SSAFile.from_string(written)] == ["hallo"]
+        subtitles = transcribe(client, model="german", file=beginning, response_format=form)
+        assert [line.plaintext for line in pysubs2.SSAFile.from_string(subtitles)] == ["hallo"]
 
 
 def test_segments_and_words(client: openai.OpenAI, alone: Any):
@@ -101,7 +102,7 @@ def test_segments_and_words(client: openai.OpenAI, alone: Any):
         client, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
     assert (answer.language, answer.duration) == ("english", pytest.approx(SECONDS))
-    assert [heard.text for heard in answer.segments] == [segment.text for segment in alone]
+    assert [segment.text for segment in answer.segments] == [segment.text for segment in alone]
     expected = [word for segment in alone for word in segment.words]
     assert [word.word for word in answer.words] == [word.word.strip() for word in expected]
     np.testing.assert_allclose(
@@ -242,6 +243,10 @@ def test_an_invalid_transcription_request_is_refused_in_one_line(client: openai.
     assert "/tmp" not in refused.value.message
 
 
+VAD = {"threshold": 0.4, "min_silence_duration_ms": 500, "speech_pad_ms": 30}
+VAD |= {"max_speech_duration_s": 20}
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -254,18 +259,9 @@ def test_an_invalid_transcription_request_is_refused_in_one_line(client: openai.
         ({"hotwords": "", "clip_timestamps": "", "temperature": ""}, {}),
         ({"vad_filter": "true"}, {"vad": True}),
         (
-            {
-                "vad_filter": "true",
-                "vad_parameters": '{"threshold": 0.4, "min_silence_duration_ms": 500, '
-                '"speech_pad_ms": 30, "max_speech_duration_s": 20}',
-            },
-            {
-                "vad": True,
-                "vad_threshold": 0.4,
-                "min_silence": 0.5,
-                "speech_pad": 0.03,
-                "max_speech": 20,
-            },
+            {"vad_filter": "true", "vad_parameters": json.dumps(VAD)},
+            {"vad": True, "vad_threshold": 0.4, "min_silence": 0.5}
+            | {"speech_pad": 0.03, "max_speech": 20},
         ),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kit.errors import one_line
 from kit.text_models import model_of
 from kvcast import Grammar
 from kvcast.chat.tool_calls import EnforcedCall
@@ -220,9 +221,7 @@ def test_a_schema_is_its_text_or_what_that_means():
     ],
 )
 def test_a_schema_that_would_not_be_kept_is_refused(schema, problem: str):
-    with pytest.raises(UsageError, match=re.escape(problem)) as raised:
-        Grammar.json_schema(schema)
-    assert "\n" not in str(raised.value)
+    assert problem in one_line(UsageError, Grammar.json_schema, schema)
 
 
 def test_what_looks_alike_and_would_be_kept_is_not():
@@ -327,7 +326,7 @@ MAP = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"type": "string", "pattern": r"^\P{P}$"}, r'"\""'),
     ],
 )
-def test_what_does_not_validate_is_not_written(schema, text: str):
+def test_what_does_not_validate_is_not_generated(schema, text: str):
     if r"\P" not in str(schema):  # Python's re does not know it
         assert not jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
     assert not accepted(Grammar.json_schema(schema), text)
@@ -343,7 +342,7 @@ def test_what_does_not_validate_is_not_written(schema, text: str):
         ({"type": "array", "items": {"type": "number"}}, "[1, -2.5, 3e7]"),
     ],
 )
-def test_what_validates_can_be_written(schema, text: str):
+def test_what_validates_can_be_generated(schema, text: str):
     assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
     assert accepted(Grammar.json_schema(schema), text)
 

@@ -46,27 +46,27 @@ def histories_of(
     return histories
 
 
-def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params: SamplingParams):
+def expected(logits_v: np.ndarray, prompt: list[int], generated: list[int], params: SamplingParams):
     """One token after the other, in vLLM's order."""
     scores_v = torch.tensor(logits_v[None])
     if params.biases:
         sequences = [[[token], bias] for token, bias in params.biases.items()]
         scores_v = SequenceBiasLogitsProcessor(sequences)(torch.zeros((1, 0)), scores_v)
     if params.repetition_penalty != 1:
-        seen = torch.tensor([[*prompt, *written]])
+        seen = torch.tensor([[*prompt, *generated]])
         scores_v = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, scores_v)
     if params.no_repeat_ngram_size is not None:
-        seen = torch.tensor([[*prompt, *written]])
+        seen = torch.tensor([[*prompt, *generated]])
         forbid = NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size)
         scores_v = forbid(seen, scores_v)
-    for token, count in Counter(written).items():
+    for token, count in Counter(generated).items():
         scores_v[0, token] -= params.frequency_penalty * count
         scores_v[0, token] -= params.presence_penalty
     return scores_v[0].numpy()
 
 
 @given(
-    written=st.integers(0, 12).flatmap(
+    generated=st.integers(0, 12).flatmap(
         lambda n: st.lists(
             st.lists(st.integers(0, 30), min_size=n, max_size=n), min_size=1, max_size=3
         )
@@ -74,17 +74,17 @@ def expected(logits_v: np.ndarray, prompt: list[int], written: list[int], params
     options=st.sampled_from(PREFERRING),
     seed=st.integers(0, 99),
 )
-def test_scores_are_those_of_the_definitions(written, options, seed):
+def test_scores_are_those_of_the_definitions(generated, options, seed):
     params, prompt = SamplingParams(**options), [1, 5, 5, 7]
-    logits_rv = np.random.default_rng(seed).normal(0, 3, (len(written), 31)).astype(np.float32)
+    logits_rv = np.random.default_rng(seed).normal(0, 3, (len(generated), 31)).astype(np.float32)
     preferences = LogitsProcessors(params)
-    generated_rn = np.array(written, np.int64).reshape(len(written), -1)
+    generated_rn = np.array(generated, np.int64).reshape(len(generated), -1)
     seen = histories_of(prompt, generated_rn, preferences)
     if not generated_rn.shape[1]:  # histories have one row before the first token
-        logits_rv, written = logits_rv[:1], written[:1]
+        logits_rv, generated = logits_rv[:1], generated[:1]
     scores_rv = logits_rv.copy()
     preferences.apply(scores_rv, seen)
-    for scores_v, logits_v, tokens in zip(scores_rv, logits_rv, written, strict=True):
+    for scores_v, logits_v, tokens in zip(scores_rv, logits_rv, generated, strict=True):
         np.testing.assert_allclose(
             scores_v, expected(logits_v, prompt, tokens, params), rtol=1e-5, atol=1e-5
         )
@@ -99,28 +99,28 @@ def test_without_preferences_there_are_none():
     assert not preferences.matter(seen)
 
 
-def written_by_hand(model: TextModel, prompt: str, options: dict[str, Any], count: int):
+def recomputed_greedily(model: TextModel, prompt: str, options: dict[str, Any], count: int):
     """A greedy text, every step computed from nothing."""
     tokens, params = Letters().encode(prompt), SamplingParams(**options)
-    written: list[int] = []
+    generated: list[int] = []
     tops = []
-    while len(written) < count:
-        logits_v = model.runtime.model((*tokens, *written))[-1].astype(np.float32)
-        chosen = int(expected(logits_v, tokens, written, params).argmax())
+    while len(generated) < count:
+        logits_v = model.runtime.model((*tokens, *generated))[-1].astype(np.float32)
+        chosen = int(expected(logits_v, tokens, generated, params).argmax())
         if chosen == END:
             break
         logprobs_v = log_softmax(logits_v[None].copy())[0]
         best = np.argsort(-logprobs_v, kind="stable")[:4]
         tops.append([(int(token), float(logprobs_v[token])) for token in best])
-        written.append(chosen)
-    return written, tops
+        generated.append(chosen)
+    return generated, tops
 
 
 @pytest.mark.parametrize("options", [{}, *PREFERRING])
-def test_a_greedy_text_is_the_one_written_by_hand(options):
+def test_a_greedy_text_is_the_recomputed_one(options):
     model = text_model()
     text = model.generate("hello", max_new_tokens=16, logprobs=True, top_logprobs=4, **options)
-    tokens, tops = written_by_hand(model, "hello", options, 16)
+    tokens, tops = recomputed_greedily(model, "hello", options, 16)
     assert list(text.tokens) == tokens
     assert len(tokens) > 3
     for top, hand in zip(text.top_logprobs, tops, strict=True):
@@ -183,7 +183,7 @@ def test_more_alternatives_than_tokens_are_all_of_them():
     assert total == pytest.approx(1, abs=1e-5)
 
 
-def test_what_is_banned_is_not_written():
+def test_what_is_banned_is_not_generated():
     model = text_model()
     plain = model.generate("hello", max_new_tokens=12, beam=3)
     banned = plain.tokens[0]

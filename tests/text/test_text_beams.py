@@ -147,14 +147,16 @@ def test_equals_transformers_with_several_end_tokens(beams: int, ends: tuple[int
         assert_equal(hypotheses, theirs(seed % 2, prompt, options, ends))
 
 
-@pytest.mark.parametrize("penalty", [0.8, 1.4])
-def test_equals_transformers_with_a_repetition_penalty(penalty: float):
-    options = search(4)
-    prompt = prompt_of(0)
-    [hypotheses] = ours(runtime_of(0), [prompt], options, penalty=penalty)
-    assert_equal(hypotheses, theirs(0, prompt, options, penalty=penalty))
+@pytest.mark.parametrize("more", [{"penalty": 0.8}, {"penalty": 1.4}, {"least": 6}, {"least": 13}])
+def test_equals_transformers_with_a_penalty_or_a_minimum_length(more: dict[str, Any]):
+    options, prompt = search(4, 0.6 if "least" in more else 1.0), prompt_of(0)
+    [hypotheses] = ours(runtime_of(0), [prompt], options, **more)
+    assert_equal(hypotheses, theirs(0, prompt, options, **more))
     [without] = ours(runtime_of(0), [prompt], options)
     assert [h.tokens for h in hypotheses] != [h.tokens for h in without]
+    if least := more.get("least"):
+        shortest = [min(len(h.tokens) for h in each) for each in (without, hypotheses)]
+        assert shortest[0] < least <= shortest[1]
 
 
 def test_equals_transformers_with_a_bias():
@@ -164,17 +166,6 @@ def test_equals_transformers_with_a_bias():
     [hypotheses] = ours(runtime_of(0), [prompt], {**options, "logit_bias": bias})
     assert_equal(hypotheses, theirs(0, prompt, options, bias=bias))
     assert [h.tokens for h in hypotheses] != [h.tokens for h in without]
-
-
-@pytest.mark.parametrize("least", [6, 13])
-def test_equals_transformers_with_a_minimum_length(least: int):
-    options = search(4, 0.6)
-    prompt = prompt_of(0)
-    [hypotheses] = ours(runtime_of(0), [prompt], options, least=least)
-    assert_equal(hypotheses, theirs(0, prompt, options, least=least))
-    assert min(len(h.tokens) for h in hypotheses) >= least
-    [without] = ours(runtime_of(0), [prompt], options)
-    assert min(len(h.tokens) for h in without) < least
 
 
 def test_log_probabilities_are_the_models_own_whatever_the_penalty():

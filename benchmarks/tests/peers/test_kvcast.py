@@ -57,11 +57,8 @@ def test_a_clock_sees_prefill_and_steps(ours):
     clock = Clock()
     with timed_model(ours.engine, clock) as ours.engine:
         ours.generate([[1, 2, 3], [4, 5, 6]], 3, Ticks())
-    assert [(call["part"], call["rows"], call["new"]) for call in clock.calls] == [
-        ("prefill", 2, 3),
-        ("step", 2, 1),
-        ("step", 2, 1),
-    ]
+    calls = [(call["part"], call["rows"], call["new"]) for call in clock.calls]
+    assert calls == [("prefill", 2, 3), ("step", 2, 1), ("step", 2, 1)]
     assert {"prefill", "step"} <= clock.seconds.keys()
 
 

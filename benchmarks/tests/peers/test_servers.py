@@ -78,12 +78,8 @@ def test_kvcast_serves_what_the_other_benchmarks_measure():
     words = server.command(4711)
     assert words[1:5] == ["-m", "kvcast", "serve", "folder"]
     options = dict(zip(words[6::2], words[7::2], strict=True))
-    assert options == {
-        "--port": "4711",
-        "--threads": "3",
-        "--runtime": "native",
-        "--quantize": "int4",
-    }
+    expected = {"--port": "4711", "--threads": "3", "--runtime": "native", "--quantize": "int4"}
+    assert options == expected
 
 
 def llama(folder: Path) -> LlamaServer:
@@ -115,7 +111,7 @@ def test_slots_share_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @dataclass
-class Listening:
+class FakeSpeech:
     name: str = "it"
     asked: list[Any] = field(default_factory=list)
 
@@ -125,9 +121,9 @@ class Listening:
 
 
 def test_the_smallest_server_answers_what_its_clients_ask():
-    wav, listening = io.BytesIO(), Listening()
+    wav, speech = io.BytesIO(), FakeSpeech()
     soundfile.write(wav, np.zeros(160, np.float32), 16_000, format="WAV")
-    with TestClient(create(listening)) as client:  # type: ignore[arg-type]
+    with TestClient(create(speech)) as client:  # type: ignore[arg-type]
         assert client.get("/health").is_success
         assert client.get("/v1/models").json()["data"][0]["id"] == "it"
         answer = client.post(
@@ -136,4 +132,4 @@ def test_the_smallest_server_answers_what_its_clients_ask():
             data={"language": "de", "beam": "5"},
         )
     assert answer.json() == {"text": " one two"}
-    assert listening.asked == [(160, "de", 5)]
+    assert speech.asked == [(160, "de", 5)]

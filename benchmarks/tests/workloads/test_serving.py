@@ -93,11 +93,8 @@ def test_sizes_that_cannot_be_are_wrong_usage(sizes: dict[str, int], message: st
         replace(TEXTS, **sizes)
 
 
-def sounding(*seconds: float) -> np.ndarray:
-    """Return sound, of which each part, loud but for its last 0.1 s, is so many seconds long.
-
-    The first sample of a part tells its number.
-    """
+def audio_parts(*seconds: float) -> np.ndarray:
+    """Return parts of these lengths, silent in their last 0.1 s; each begins with its number."""
     parts = []
     for number, length in enumerate(seconds):
         part = np.ones(round(length * RATE), np.float32)
@@ -125,7 +122,7 @@ TRIAL = {"measure": "clips", "clients": 2}
 
 def test_a_recording_is_cut_where_it_is_quiet():
     fake = Fake()
-    speech(sounding(3, 3.5, 3)).run(fake, TRIAL)
+    speech(audio_parts(3, 3.5, 3)).run(fake, TRIAL)
     lengths = {length for own in fake.asked[0] for length in own}
     assert sum(lengths) == 9.5 * RATE
     # Each cut lies in the tenth of a second that is silent.
@@ -135,13 +132,13 @@ def test_a_recording_is_cut_where_it_is_quiet():
 
 def test_clients_send_all_clips_between_them():
     fake = Fake()
-    speech(sounding(3, 3, 3)).run(fake, TRIAL)
+    speech(audio_parts(3, 3, 3)).run(fake, TRIAL)
     (first, second) = fake.asked[0]
     assert len({*first, *second}) == 3
 
 
 def test_throughput_and_word_error_of_clips():
-    workload = speech(sounding(3, 3), references=["clip0 clip1"])
+    workload = speech(audio_parts(3, 3), references=["clip0 clip1"])
     answer = workload.run(Fake(), TRIAL)
     assert answer[CLIP] == 1.0
     facts = workload.facts(TRIAL, "it", [(TRIAL, {"it": BackendResult([answer])})])
@@ -153,4 +150,4 @@ def test_throughput_and_word_error_of_clips():
 
 def test_a_recording_that_is_too_short_is_wrong_usage():
     with pytest.raises(UsageError, match="the recording must have 1 s or more"):
-        speech(sounding(0.5))
+        speech(audio_parts(0.5))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from checkpoints.folder_checks import assert_same_tensors
 from kit.tiny_gguf import tiny_llama
 from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.checkpoints.gguf.reader import read_model
@@ -20,12 +21,10 @@ def test_a_model_read_back_is_the_same(dimensions, tmp_path):
     checkpoint = tiny_checkpoint(dimensions)
     write_gguf(checkpoint, "F32", tmp_path / "model.gguf")
     read_back, tensors = read_model(read_gguf(tmp_path / "model.gguf"), "it")
-    # The file's numbers are of single precision.
+    # The file's values are of single precision.
     assert read_back.norm_eps == pytest.approx(dimensions.norm_eps)
     assert replace(read_back, norm_eps=dimensions.norm_eps) == dimensions
-    assert tensors.keys() == checkpoint.tensors.keys()
-    for name, tensor in checkpoint.tensors.items():
-        np.testing.assert_array_equal(tensors[name], tensor)
+    assert_same_tensors(tensors, checkpoint.tensors)
 
 
 @pytest.mark.parametrize(("kind", "step"), [("Q8_0", 0.05), ("Q4_0", 0.6)])

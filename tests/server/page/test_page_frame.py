@@ -275,39 +275,38 @@ def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch, somewher
         pass
 
 
-def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Any):
-    with (
-        serving({"hello": saying("hello")}, api_key=KEY) as server,
-        visit(browser, server.url) as page,
-    ):
-        dialog = page.get_by_role("dialog", name="API key")
-        field(dialog, "Key").fill("wrong")
-        dialog.get_by_role("button", name="Use it").click()
-        dialog.get_by_text("The server refused that key.").wait_for()
-        field(dialog, "Key").fill(KEY)
-        page.keyboard.press("Enter")
-        page.get_by_role("tabpanel", name="Chat").wait_for()
-        page.reload()
-        page.get_by_role("tabpanel", name="Chat").wait_for()
-        assert not dialog.is_visible()
-        assert page.evaluate("Object.values(sessionStorage)") == [KEY]
-        assert page.evaluate("Object.values(localStorage).join().includes('horse')") is False
+@pytest.fixture
+def locked(browser: Any) -> Iterator[Any]:
+    models = {"hello": saying("hello")}
+    with serving(models, api_key=KEY) as server, visit(browser, server.url) as page:
+        yield page
 
 
-def test_a_missing_key_is_reported_and_can_be_given_later(browser: Any):
-    with (
-        serving({"hello": saying("hello")}, api_key=KEY) as server,
-        visit(browser, server.url) as page,
-    ):
-        page.keyboard.press("Escape")
-        page.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
-        page.get_by_role("button", name="Try again").focus()
-        page.keyboard.press("Enter")
-        page.get_by_role("textbox", name="Key").fill(KEY)
-        page.keyboard.press("Enter")
-        page.get_by_role("tabpanel", name="Chat").wait_for()
-        assert not page.get_by_role("button", name="Try again").is_visible()
-        assert page.evaluate("document.activeElement.id") == "tab-chat"
+def test_a_key_is_asked_for_and_kept_for_this_tab(locked: Any):
+    dialog = locked.get_by_role("dialog", name="API key")
+    field(dialog, "Key").fill("wrong")
+    dialog.get_by_role("button", name="Use it").click()
+    dialog.get_by_text("The server refused that key.").wait_for()
+    field(dialog, "Key").fill(KEY)
+    locked.keyboard.press("Enter")
+    locked.get_by_role("tabpanel", name="Chat").wait_for()
+    locked.reload()
+    locked.get_by_role("tabpanel", name="Chat").wait_for()
+    assert not dialog.is_visible()
+    assert locked.evaluate("Object.values(sessionStorage)") == [KEY]
+    assert locked.evaluate("Object.values(localStorage).join().includes('horse')") is False
+
+
+def test_a_missing_key_is_reported_and_can_be_given_later(locked: Any):
+    locked.keyboard.press("Escape")
+    locked.get_by_role("alert").filter(has_text="the API key is missing").wait_for()
+    locked.get_by_role("button", name="Try again").focus()
+    locked.keyboard.press("Enter")
+    locked.get_by_role("textbox", name="Key").fill(KEY)
+    locked.keyboard.press("Enter")
+    locked.get_by_role("tabpanel", name="Chat").wait_for()
+    assert not locked.get_by_role("button", name="Try again").is_visible()
+    assert locked.evaluate("document.activeElement.id") == "tab-chat"
 
 
 def test_a_lost_server_leaves_the_generated_text(browser: Any):

@@ -49,7 +49,7 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def heard(browser: Any, server: Server) -> Iterator[Any]:
+def shown(browser: Any, server: Server) -> Iterator[Any]:
     """A page that has transcribed the recording; tests must not change its transcript."""
     with visit(browser, server.url) as opened:
         choose(opened, RECORDING)
@@ -102,11 +102,11 @@ def saved(page: Any, form: str, folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_a_file_is_transcribed(heard: Any, alone: Any):
-    assert texts(heard) == [segment.text for segment in alone]
-    words = heard.locator(".word").all_text_contents()
+def test_a_file_is_transcribed(shown: Any, alone: Any):
+    assert texts(shown) == [segment.text for segment in alone]
+    words = shown.locator(".word").all_text_contents()
     assert words == [word.word.strip() for segment in alone for word in segment.words]
-    assert f"0:24, {len(alone)} segments" in heard.locator("#transcribe .status").text_content()
+    assert f"0:24, {len(alone)} segments" in shown.locator("#transcribe .status").text_content()
 
 
 def test_segments_appear_as_they_come_and_stopping_keeps_them(page, server, long):
@@ -146,10 +146,10 @@ def test_a_refused_microphone_is_reported(page: Any):
     assert page.get_by_role("button", name="Record").is_enabled()
 
 
-def test_words_are_highlighted_during_playback(heard: Any, alone: Any):
+def test_words_are_highlighted_during_playback(shown: Any, alone: Any):
     words = [word for segment in alone for word in segment.words]
-    heard.evaluate("document.querySelector('audio').currentTime = 0")
-    seen = heard.evaluate(
+    shown.evaluate("document.querySelector('audio').currentTime = 0")
+    seen = shown.evaluate(
         """async () => {
           const seen = [];
           const watch = new MutationObserver(() => {
@@ -174,29 +174,29 @@ def test_words_are_highlighted_during_playback(heard: Any, alone: Any):
     assert set(first) <= set(seen)
 
 
-def test_clicking_a_word_seeks_to_it(heard: Any, alone: Any):
+def test_clicking_a_word_seeks_to_it(shown: Any, alone: Any):
     words = [word for segment in alone for word in segment.words]
     for at in (7, 20):
-        start = played(heard, heard.locator(".word").nth(at).click)
+        start = played(shown, shown.locator(".word").nth(at).click)
         assert start == pytest.approx(words[at].start, abs=0.01)
-        holds(heard, "at => document.querySelectorAll('.word')[at].matches('.lit')", at)
-    start = played(heard, heard.get_by_role("button", name="Play from 0:10").click)
+        holds(shown, "at => document.querySelectorAll('.word')[at].matches('.lit')", at)
+    start = played(shown, shown.get_by_role("button", name="Play from 0:10").click)
     assert start == pytest.approx(alone[3].start, abs=0.01)
 
 
-def test_words_are_reached_by_keyboard(heard: Any, alone: Any):
+def test_words_are_reached_by_keyboard(shown: Any, alone: Any):
     words = [word for segment in alone for word in segment.words]
-    heard.locator(".word").first.focus()
+    shown.locator(".word").first.focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowRight"):
-        heard.keyboard.press(key)
-    start = played(heard, lambda: heard.keyboard.press("Enter"))
+        shown.keyboard.press(key)
+    start = played(shown, lambda: shown.keyboard.press("Enter"))
     assert start == pytest.approx(words[2].start, abs=0.01)
-    heard.keyboard.press("ArrowDown")
-    start = played(heard, lambda: heard.keyboard.press(" "))
+    shown.keyboard.press("ArrowDown")
+    start = played(shown, lambda: shown.keyboard.press(" "))
     assert start == pytest.approx(alone[1].words[0].start, abs=0.01)
-    heard.keyboard.press("End")
-    assert heard.evaluate("document.activeElement.textContent") == words[-1].word.strip()
-    assert heard.locator('.word[tabindex="0"]').count() == 1
+    shown.keyboard.press("End")
+    assert shown.evaluate("document.activeElement.textContent") == words[-1].word.strip()
+    assert shown.locator('.word[tabindex="0"]').count() == 1
 
 
 def test_downloads_have_the_edited_transcript(page: Any, alone: Any, tmp_path: Path):
@@ -248,11 +248,11 @@ RETIMED = {
 
 
 @pytest.mark.parametrize("case", RETIMED)
-def test_words_around_an_edit_keep_their_times(heard: Any, case: str):
+def test_words_around_an_edit_keep_their_times(shown: Any, case: str):
     text, later, expected, starts = RETIMED[case]
     said = list(text) if " " not in text else text.split()
     words = [{"word": word, "start": i, "end": i + 1} for i, word in enumerate(said)]
-    retimed = heard.evaluate(
+    retimed = shown.evaluate(
         "async ([segment, text]) => (await import('/page/words.js')).retimed(segment, text)",
         [{"text": text, "start": 0, "end": len(words), "words": words}, later],
     )

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from server.serving import Server, serving
 
 pytestmark = pytest.mark.slow
 
-HEARD = [("One two.", 0), ("Three four.", 4), ("Five.", 8)]
+TRANSCRIPT = [("One two.", 0), ("Three four.", 4), ("Five.", 8)]
 ASKED = "Throw away what you edited"
 FOCUS = "document.activeElement.name"
 
 
 def answer() -> str:
     events: list[dict[str, Any]] = []
-    for at, (text, start) in enumerate(HEARD):
+    for at, (text, start) in enumerate(TRANSCRIPT):
         words = [
             {"word": word, "start": start + i, "end": start + i + 1}
             for i, word in enumerate(text.split())
@@ -47,13 +48,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
-    can = {"language": "detected", "hints": True, "translates": False, "words": True, "live": True}
-    ear = {"id": "ear", "kind": "speech", "languages": ["en"], "abilities": can}
-    models = {"data": [ear]}
+@contextmanager
+def panel(browser: Any, server: Server, languages: list[str], **can: Any) -> Iterator[Any]:
+    abilities = {"language": "detected", "hints": True, "translates": False} | can
+    ear = {"id": "ear", "kind": "speech", "languages": languages, "abilities": abilities}
     answers = {
-        "**/v1/models": {"json": models},
+        "**/v1/models": {"json": {"data": [ear]}},
         "**/v1/audio/*": {"body": answer(), "content_type": "text/event-stream"},
     }
     with visit(browser, server.url, answers=answers) as opened:
@@ -62,7 +62,13 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture
-def heard(page: Any, sound: Path) -> Any:
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    with panel(browser, server, ["en"], words=True, live=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shown(page: Any, sound: Path) -> Any:
     choose(page, sound)
     page.get_by_role("button", name="Transcribe again").wait_for()
     return page
@@ -102,20 +108,20 @@ def dialogs(page: Any, agree: bool) -> list[str]:
     return asked
 
 
-def test_words_and_times_start_playback(heard: Any):
+def test_words_and_times_start_playback(shown: Any):
     for name, start in (("four.", 5), ("Play from 0:04", 4)):
         for key in ("Enter", " "):
             rewind = "const audio = document.querySelector('audio'); audio.pause();"
-            heard.evaluate(f"() => {{ {rewind} audio.currentTime = 0; }}")
-            holds(heard, "() => document.querySelector('audio').paused")
-            heard.get_by_role("button", name=name).focus()
-            heard.keyboard.press(key)
-            holds(heard, "() => !document.querySelector('audio').paused")
-            assert heard.evaluate("document.querySelector('audio').currentTime") >= start
+            shown.evaluate(f"() => {{ {rewind} audio.currentTime = 0; }}")
+            holds(shown, "() => document.querySelector('audio').paused")
+            shown.get_by_role("button", name=name).focus()
+            shown.keyboard.press(key)
+            holds(shown, "() => !document.querySelector('audio').paused")
+            assert shown.evaluate("document.querySelector('audio').currentTime") >= start
 
 
-def test_seeking_never_starts_a_second_animation_loop(heard: Any):
-    frames, asked = heard.evaluate(
+def test_seeking_never_starts_a_second_animation_loop(shown: Any):
+    frames, asked = shown.evaluate(
         """async () => {
           const { requestAnimationFrame } = window;
           let asked = 0;
@@ -204,7 +210,7 @@ def test_live_words_are_shown_during_a_recording(page: Any):
     page.get_by_role("log", name="Words so far").get_by_text("Live words. And mo").wait_for()
     page.get_by_role("button", name="Stop recording").click()
     page.get_by_role("button", name="Transcribe again").wait_for()
-    assert texts(page) == [text for text, _ in HEARD]
+    assert texts(page) == [text for text, _ in TRANSCRIPT]
     assert not page.get_by_role("log", name="Words so far").is_visible()
     session = sent[0]["session"]["audio"]["input"]
     assert session["transcription"] == {"model": "ear"}
@@ -233,34 +239,32 @@ def test_live_words_are_kept_if_the_recording_is_refused(page: Any):
 
 
 BUSY = {"type": "error", "error": {"code": "busy", "message": "too many live sessions"}}
+FAILED = spoken("failed", "b", error={"message": "too many live sessions"})
 
 
-@pytest.mark.parametrize(
-    "told", [[BUSY], [*TURNS, spoken("failed", "b", error={"message": "too many live sessions"})]]
-)
+@pytest.mark.parametrize("told", [[BUSY], [*TURNS, FAILED]])
 def test_a_recording_continues_without_live_words(page: Any, told: list[dict[str, Any]]):
     listening(page, told)
-    microphone(page)
-    page.get_by_role("button", name="Record").click()
-    page.get_by_text("Words are not shown while you speak (too many live sessions)").wait_for()
-    page.get_by_role("button", name="Stop recording").click()
-    page.get_by_role("button", name="Transcribe again").wait_for()
-    assert texts(page) == [text for text, _ in HEARD]
+    record(page, "Words are not shown while you speak (too many live sessions)")
     assert not page.get_by_text("Words are not shown").is_visible()
 
 
 def test_a_key_that_browsers_cannot_send_is_reported(page: Any):
     page.evaluate("sessionStorage.setItem('kvcast-key', 'correct horse')")
+    record(page, "the key has signs that browsers do not send with live sound")
+
+
+def record(page: Any, shown: str) -> None:
     microphone(page)
     page.get_by_role("button", name="Record").click()
-    page.get_by_text("the key has signs that browsers do not send with live sound").wait_for()
+    page.get_by_text(shown).wait_for()
     page.get_by_role("button", name="Stop recording").click()
     page.get_by_role("button", name="Transcribe again").wait_for()
-    assert texts(page) == [text for text, _ in HEARD]
+    assert texts(page) == [text for text, _ in TRANSCRIPT]
 
 
 OUTCOMES = {
-    "all is heard": ([{"type": "input_audio_buffer.committed", "item_id": "b"},
+    "all is transcribed": ([{"type": "input_audio_buffer.committed", "item_id": "b"},
         {"type": "input_audio_buffer.cleared"}, spoken("completed", "b", transcript="And more.")],
         ["Live words.", "And more."]),
     "a turn that is too short": ([
@@ -335,61 +339,64 @@ def test_a_text_is_dropped_as_ever(page: Any):
     assert drop(page, "html", "text") == [False, False]
 
 
-def test_edits_are_thrown_away_only_if_the_user_agrees(heard: Any, sound: Path):
-    asked = dialogs(heard, agree=False)
-    heard.get_by_role("button", name="Transcribe again").click()
-    holds(heard, "() => document.querySelectorAll('.transcript li').length === 3")
+def test_edits_are_thrown_away_only_if_the_user_agrees(shown: Any, sound: Path):
+    asked = dialogs(shown, agree=False)
+    shown.get_by_role("button", name="Transcribe again").click()
+    holds(shown, "() => document.querySelectorAll('.transcript li').length === 3")
     assert asked == []
-    edit(heard, 0, "Won too.")
-    heard.get_by_role("button", name="Transcribe again").click()
-    choose(heard, sound)
-    drop(heard, ".drop")
-    heard.get_by_role("button", name="Record").click()
+    edit(shown, 0, "Won too.")
+    shown.get_by_role("button", name="Transcribe again").click()
+    choose(shown, sound)
+    drop(shown, ".drop")
+    shown.get_by_role("button", name="Record").click()
     assert len(asked) == 4
     assert all(ASKED in body for body in asked)
-    assert texts(heard) == ["Won too.", "Three four.", "Five."]
-    assert heard.locator(".player .name").text_content() == "sound.wav"
+    assert texts(shown) == ["Won too.", "Three four.", "Five."]
+    assert shown.locator(".player .name").text_content() == "sound.wav"
 
 
-def test_edits_are_thrown_away_if_the_user_agrees(heard: Any):
-    edit(heard, 0, "Won too.")
-    asked = dialogs(heard, agree=True)
+def test_edits_are_thrown_away_if_the_user_agrees(shown: Any):
+    edit(shown, 0, "Won too.")
+    asked = dialogs(shown, agree=True)
     for _ in range(2):  # there are none the second time
-        heard.get_by_role("button", name="Transcribe again").click()
-        holds(heard, "() => document.querySelector('.transcript p')?.textContent === ' One two.'")
+        shown.get_by_role("button", name="Transcribe again").click()
+        holds(
+            shown,
+            "() => document.querySelector('.transcript p')?.textContent === ' One two.'",
+        )
     assert len(asked) == 1
 
 
-def test_an_unfinished_edit_counts(heard: Any):
-    asked = dialogs(heard, agree=False)
-    heard.get_by_role("button", name="Edit").first.click()
-    field(heard, "Text of the segment").fill("Won too.")
-    drop(heard, ".drop")
+def test_an_unfinished_edit_counts(shown: Any):
+    asked = dialogs(shown, agree=False)
+    shown.get_by_role("button", name="Edit").first.click()
+    field(shown, "Text of the segment").fill("Won too.")
+    drop(shown, ".drop")
     assert len(asked) == 1
-    assert texts(heard)[0] == "Won too."
+    assert texts(shown)[0] == "Won too."
 
 
-def test_a_recording_that_may_not_take_the_transcripts_place_is_saved(heard: Any, tmp_path: Path):
-    microphone(heard)
-    dialogs(heard, agree=False)
-    heard.get_by_role("button", name="Record").click()
-    heard.get_by_role("button", name="Stop recording").wait_for()
-    edit(heard, 0, "Won too.")
-    with heard.expect_download() as downloading:
-        heard.get_by_role("button", name="Stop recording").click()
+def test_a_recording_that_may_not_take_the_transcripts_place_is_saved(shown: Any, tmp_path: Path):
+    microphone(shown)
+    dialogs(shown, agree=False)
+    shown.get_by_role("button", name="Record").click()
+    shown.get_by_role("button", name="Stop recording").wait_for()
+    edit(shown, 0, "Won too.")
+    with shown.expect_download() as downloading:
+        shown.get_by_role("button", name="Stop recording").click()
     downloading.value.save_as(tmp_path / "recording.wav")
     assert soundfile.info(tmp_path / "recording.wav").channels == 1
-    assert texts(heard)[0] == "Won too."
+    assert texts(shown)[0] == "Won too."
 
 
-def test_a_segment_that_is_edited_to_nothing_is_dropped(heard: Any):
+def test_a_segment_that_is_edited_to_nothing_is_dropped(shown: Any):
     for at, expected in ((1, ["One two.", "Five."]), (1, ["One two."]), (0, [])):
-        edit(heard, at, "  ")
-        assert texts(heard) == expected
-        assert heard.locator(".word").count() == len(" ".join(expected).split())
-        assert heard.locator('.word[tabindex="0"]').count() == (1 if expected else 0)
+        edit(shown, at, "  ")
+        assert texts(shown) == expected
+        assert shown.locator(".word").count() == len(" ".join(expected).split())
+        assert shown.locator('.word[tabindex="0"]').count() == (1 if expected else 0)
         place = "edit" if expected else "transcript"
-        assert heard.evaluate(f"document.activeElement.matches('.{place}')")
+        assert shown.evaluate(f"document.activeElement.matches('.{place}')")
 
 
 def test_a_segment_without_text_is_no_line_and_no_word(page: Any):
@@ -406,14 +413,8 @@ def test_a_segment_without_text_is_no_line_and_no_word(page: Any):
 
 
 def test_a_model_is_asked_for_no_more_than_it_can(browser: Any, server: Server, sound: Path):
-    can = {"language": "told", "hints": False, "translates": False, "words": False, "live": False}
-    ear = {"id": "ear", "kind": "speech", "languages": ["de", "en"], "abilities": can}
-    answers = {
-        "**/v1/models": {"json": {"data": [ear]}},
-        "**/v1/audio/*": {"body": answer(), "content_type": "text/event-stream"},
-    }
-    with visit(browser, server.url, answers=answers) as page:
-        page.get_by_role("tabpanel", name="Transcribe").wait_for()
+    can = {"language": "told", "hints": False, "words": False, "live": False}
+    with panel(browser, server, ["de", "en"], **can) as page:
         page.evaluate(
             """() => {
               const { fetch } = window;

@@ -11,12 +11,9 @@ from kit.dimensions import SMALL_T5
 from kit.text_models import model, saying
 from server.page.browsing import field, holds, posted, visit
 from server.serving import Server, serving, until
+from server.test_chat_completions import echo
 
 pytestmark = pytest.mark.slow
-
-
-def echo(prompt: str) -> str:
-    return prompt.split("u.")[-1].rstrip("!")
 
 
 @pytest.fixture(scope="module")
@@ -227,10 +224,9 @@ def test_a_new_conversation_stops_an_answer_under_way(chat: Any):
     assert not chat.locator("#chat .error").is_visible()
 
 
-def test_only_models_that_chat_are_offered(chat: Any, server: Server):
-    offered = chat.locator("#chat [name=model] option").all_text_contents()
-    assert offered == ["echo", "slow"]
-    assert chat.locator("#text2text [name=model] option").all_text_contents() == ["t5"]
+def test_only_models_that_chat_are_offered(chat: Any):
+    for panel, models in (("chat", ["echo", "slow"]), ("text2text", ["t5"])):
+        assert chat.locator(f"#{panel} [name=model] option").all_text_contents() == models
 
 
 def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
@@ -247,11 +243,8 @@ def test_a_refusal_is_shown_in_the_servers_words(chat: Any):
     assert not chat.locator("#chat .error").is_visible()
     send(chat, "then")
     answered(chat, 3)
-    assert [message["content"] for message in bodies[3]["messages"]] == [
-        "once more",
-        "once more",
-        "then",
-    ]
+    contents = [message["content"] for message in bodies[3]["messages"]]
+    assert contents == ["once more", "once more", "then"]
 
 
 def test_regenerating_sends_a_refused_message_again(chat: Any):
@@ -307,15 +300,10 @@ def test_the_best_beams_stand_side_by_side(targets: Any, server: Server):
 
 def test_there_are_at_least_as_many_beams_as_targets(targets: Any):
     number, beams = (targets.get_by_role("spinbutton", name=name) for name in ("Targets", "Beams"))
-    number.fill("6")
-    beams.focus()
-    assert beams.input_value() == "6"
-    beams.fill("2")
-    number.focus()
-    assert number.input_value() == "2"
-    beams.fill("1")
-    number.focus()
-    assert number.input_value() == "1"
+    for changed, other, value in ((number, beams, "6"), (beams, number, "2"), (beams, number, "1")):
+        changed.fill(value)
+        other.focus()
+        assert other.input_value() == value
 
 
 def test_as_many_targets_are_shown_as_there_are_beams(targets: Any):
