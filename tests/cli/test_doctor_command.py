@@ -299,7 +299,7 @@ def test_instructions_are_explained(instructions, bf16, int8):
 
 
 def test_an_untested_version_is_reported():
-    assert doctor._untested({"onnxruntime": "1.2.3"}).startswith(
+    assert doctor._untested_versions({"onnxruntime": "1.2.3"}).startswith(
         "onnxruntime 1.2.3 is not a tested version ("
     )
-    assert doctor._untested({"g++": "12"}) == ""
+    assert doctor._untested_versions({"g++": "12"}) == ""

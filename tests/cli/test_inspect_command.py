@@ -14,7 +14,7 @@ from kit.in_transformers import random_t5, save_t5
 from kvcast.bundle.manifest import Manifest
 from kvcast.cli import main
 from kvcast.inspect import roofline
-from kvcast.inspect.cost import counted
+from kvcast.inspect.cost import open_work
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "data" / "configs"
@@ -128,7 +128,7 @@ def manifest(family: str, dimensions: dict[str, Any]) -> str:
     ("folder", "family"), [(TURBO, "whisper"), (MISTRAL, "decoder"), (T5, "t5"), (SIMBERT, "unilm")]
 )
 def test_a_bundles_manifest_is_enough(folder, family, tmp_path, capsys):
-    dimensions = asdict(counted(folder).dimensions)
+    dimensions = asdict(open_work(folder).dimensions)
     (tmp_path / "bundle.json").write_text(manifest(family, dimensions))
     shown = []
     for model in (folder, str(tmp_path)):

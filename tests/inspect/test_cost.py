@@ -16,14 +16,14 @@ from kvcast.errors import UsageError
 from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.mixers import DeltaNet, StateSpace
-from kvcast.inspect.cost import CostQuery, counted, document, render
+from kvcast.inspect.cost import CostQuery, document, open_work, render
 from kvcast.inspect.roofline import MachineRates
-from kvcast.inspect.units import duration, prefixed, size
+from kvcast.inspect.units import duration, size, with_prefix
 from kvcast.inspect.work import PARTS, ModelWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
-MISTRAL = counted(str(CONFIGS / "mistral-7b"))
-TURBO = counted(str(CONFIGS / "whisper-large-v3-turbo"))
+MISTRAL = open_work(str(CONFIGS / "mistral-7b"))
+TURBO = open_work(str(CONFIGS / "whisper-large-v3-turbo"))
 
 
 def decoder(**changes: object) -> DecoderDimensions:
@@ -49,7 +49,7 @@ def test_recomputing_all_of_mistral_7b_costs_7_0e17_flop():
 
 def test_mistral_7b_has_its_published_size_in_either_layout():
     assert MISTRAL.parameters == 7_241_732_096
-    assert counted(str(CONFIGS / "mistral-7b-params")).parameters == 7_241_732_096
+    assert open_work(str(CONFIGS / "mistral-7b-params")).parameters == 7_241_732_096
 
 
 def test_turbo_recomputes_113_times_the_rest_of_its_decoder_for_cross_keys_and_values():
@@ -285,15 +285,19 @@ def test_tables_line_up():
 
 @given(st.floats(0, 1e26, allow_nan=False))
 def test_prefixed_numbers_keep_three_digits(value: float):
-    number, _, prefix = prefixed(value).partition(" ")
+    number, _, prefix = with_prefix(value).partition(" ")
     assert float(number) < 1000 or prefix == "Y"
     power = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"].index(prefix)
     assert float(number) * 1000**power == pytest.approx(value, rel=6e-3, abs=0.006)
 
 
 def test_units_as_people_read_them():
-    assert prefixed(2.6841e16) == "26.8 P"
-    assert (prefixed(999.6), prefixed(0), prefixed(39.3216e9)) == ("1.00 k", "0 ", "39.3 G")
+    assert with_prefix(2.6841e16) == "26.8 P"
+    assert (with_prefix(999.6), with_prefix(0), with_prefix(39.3216e9)) == (
+        "1.00 k",
+        "0 ",
+        "39.3 G",
+    )
     assert size(30_720_000) == "30.7 MB"
     times = (12e-6, 0.0123, 1.5, 700, 40_000)
     assert [duration(time) for time in times] == ["12 µs", "12.3 ms", "1.50 s", "12 min", "11 h"]

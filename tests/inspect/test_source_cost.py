@@ -12,7 +12,7 @@ from kvcast.errors import UsageError
 from kvcast.families.t5 import T5
 from kvcast.families.t5gemma import T5GEMMA as FAMILY_OF_T5GEMMA
 from kvcast.families.unilm import UNILM
-from kvcast.inspect.cost import CostQuery, counted, document
+from kvcast.inspect.cost import CostQuery, document, open_work
 from kvcast.inspect.work import ModelWork
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -55,7 +55,7 @@ def matrices(shapes: dict[str, tuple[int, ...]], start: str, without: str = " ")
 
 
 def test_t5_small_has_its_published_size():
-    assert counted(str(CONFIGS / "t5-small")).parameters == 60_506_624
+    assert open_work(str(CONFIGS / "t5-small")).parameters == 60_506_624
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -60,7 +60,7 @@ def heard(runtime, dimensions, features, capacity):
     """Return a cache whose row i reads input i; each is encoded alone, as an engine does."""
     cache = runtime.new_cache(len(features), capacity, inputs=len(features))
     for slot, each in enumerate(features):
-        positions = np.array([dimensions.encoder.encoded(len(each))], np.int32)
+        positions = np.array([dimensions.encoder.embedding_count(len(each))], np.int32)
         cache = runtime.encode(cache, [slot], each[None], positions)
     return runtime.reset(cache, range(len(features)), range(len(features)))
 
@@ -104,7 +104,7 @@ def test_logits_of_steps_at_any_positions(theirs, checkpoint, runtime):
     )
     tokens = generator.integers(0, VOCAB, (len(FRAMES), 7))
     tokens[:, 0] = BLANK
-    lengths = np.array([dimensions.encoder.encoded(frames) for frames in FRAMES])
+    lengths = np.array([dimensions.encoder.embedding_count(frames) for frames in FRAMES])
     at = generator.integers(0, lengths[:, None], tokens.shape)
     rows = np.arange(len(FRAMES))
     with torch.no_grad():
@@ -148,7 +148,9 @@ def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, kind, theirs
 def written(runtime, dimensions, features):
     """Return emissions of each input, all decoded side by side."""
     requests = [
-        TransducerRequest(LogMelFeatures(each, dimensions.encoder.encoded(len(each))), dimensions)
+        TransducerRequest(
+            LogMelFeatures(each, dimensions.encoder.embedding_count(len(each))), dimensions
+        )
         for each in features
     ]
     cache = heard(runtime, dimensions, features, max(r.capacity for r in requests))

@@ -9,7 +9,7 @@ from kit.random_moonshines import KINDS, heard, random_moonshine, save_moonshine
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
 from kvcast.families.moonshine import MOONSHINE, source_of
-from kvcast.families.moonshine_encoder import streamed
+from kvcast.families.moonshine_encoder import write_streamed_source
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 from kvcast.runtimes.native.target import NativeTarget
@@ -105,7 +105,7 @@ def test_a_sound_encoded_as_it_comes_is_the_whole_sound_encoded(theirs, checkpoi
     ]
     for cuts in cuts_of_all:
         cache = native.new_cache(1, 8, inputs=1)
-        stream = native.stream(cache, 0, streamed(dimensions), 40)
+        stream = native.stream(cache, 0, write_streamed_source(dimensions), 40)
         for piece in filter(len, np.split(samples, cuts)):
             stream.listen(piece)
             assert stream.held == stream.done

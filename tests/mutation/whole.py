@@ -217,7 +217,7 @@ def _use_adapter(folder: Path) -> None:
 def _use_checkpoint(folder: Path) -> None:
     """Open it as kvcast's own kernels do, call it, and read what an export reads."""
     from kvcast.checkpoints.source import locate, open_checkpoint
-    from kvcast.loading.export_proof import stepped, steps_of
+    from kvcast.loading.export_proof import generate_greedily, steps_of
     from kvcast.runtimes.target import TARGETS
     from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest
 
@@ -228,7 +228,7 @@ def _use_checkpoint(folder: Path) -> None:
     family, sizes = checkpoint.family, checkpoint.dimensions
     probe = family.probe(sizes)
     if (steps := steps_of(family, sizes, probe)) > 0:
-        stepped(runtime, probe, min(2, steps))
+        generate_greedily(runtime, probe, min(2, steps))
     for name in checkpoint.tensors:
         np.asarray(checkpoint.tensors[name])
 

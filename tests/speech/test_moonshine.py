@@ -9,7 +9,7 @@ import kvcast
 from kit.random_moonshines import END, heard, random_moonshine, save_moonshine
 from kvcast.audio.vad import BLOCK
 from kvcast.errors import UsageError
-from kvcast.families.moonshine_encoder import streamed
+from kvcast.families.moonshine_encoder import write_streamed_source
 from kvcast.speech.moonshine import StreamingDecoder, StreamingSizes
 
 RATE = 16_000
@@ -97,7 +97,9 @@ def test_a_growing_text_is_what_is_generated_of_the_sound_so_far(theirs, model):
     dimensions = model.dimensions
     sizes = StreamingSizes(samples=320, ahead=dimensions.sees_ahead, positions=90, tokens=16)
     start = dimensions.start_token
-    text = StreamingDecoder(model.runtime, streamed(dimensions), sizes, start=start, ends=[END])
+    text = StreamingDecoder(
+        model.runtime, write_streamed_source(dimensions), sizes, start=start, ends=[END]
+    )
     for seed, pieces in ((1, (1600, 320, 3200, 650, 5000)), (2, (9000, 320))):
         sound, heard_to = recording(1.0, seed), 0
         text.begin()

@@ -269,9 +269,9 @@ def _shown_bias(args: argparse.Namespace) -> "Bias":
 
 
 def _cost(args: argparse.Namespace) -> int:
-    from kvcast.inspect.cost import CostQuery, counted, document, render
+    from kvcast.inspect.cost import CostQuery, document, open_work, render
 
-    model = counted(args.model, args.source)
+    model = open_work(args.model, args.source)
     question = CostQuery(
         prompt=args.prompt or model.usual_prompt,
         new=args.new,

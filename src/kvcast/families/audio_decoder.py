@@ -91,7 +91,7 @@ def _encode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program
 
 def _decode(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Program:
     x = _beside(write, dimensions) if dimensions.audio.beside else _among(write, dimensions)
-    return decoder.decoded(write, x, dimensions)
+    return decoder.write_decoder(write, x, dimensions)
 
 
 def _among(write: ProgramWriter, dimensions: AudioDecoderDimensions) -> Node:
@@ -125,7 +125,7 @@ def _probe(dimensions: AudioDecoderDimensions) -> Probe:
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
     frames = audio.frames or _PROBED
     features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
-    heard = min(_HEARD, audio.encoded(frames))
+    heard = min(_HEARD, audio.embedding_count(frames))
     texts = generator.integers(0, vocab, (2, 2))
     sound = np.zeros(heard, np.int64) if audio.beside else np.arange(vocab, vocab + heard)
     return Probe(

@@ -69,13 +69,13 @@ class AudioEncoder(Protocol):
 
     @property
     def positions(self) -> int:
-        return self.encoded(self.most_frames)
+        return self.embedding_count(self.most_frames)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         return cls(**fields)
 
-    def encoded(self, frames: int) -> int:
+    def embedding_count(self, frames: int) -> int:
         """Return the number of embeddings of `frames` frames."""
 
     def arguments(self) -> tuple[Argument, ...]:
@@ -138,17 +138,17 @@ class WhisperEncoder(AudioEncoder):
         return MOST_FRAMES
 
     @override
-    def encoded(self, frames: int) -> int:
+    def embedding_count(self, frames: int) -> int:
         return len(self.layout(frames).source) if self.chunk else frames // 2 // self.joined
 
     @property
     def bands(self) -> int:
-        return _halved(self.n_mels)
+        return _halve(self.n_mels)
 
     def layout(self, frames: int) -> ChunkLayout:
         whole, rest = divmod(frames, self.chunk)
-        each = _halved(self.chunk)
-        lengths = [each] * whole + ([_halved(rest)] if rest else [])
+        each = _halve(self.chunk)
+        lengths = [each] * whole + ([_halve(rest)] if rest else [])
         source = np.concatenate(
             [i * each + np.arange(length) for i, length in enumerate(lengths)]
         ).astype(np.int64)
@@ -186,10 +186,10 @@ class WhisperEncoder(AudioEncoder):
 
     @override
     def write_encoder(self, write: ProgramWriter) -> Node:
-        return _encoded(write, self)
+        return _write_states(write, self)
 
 
-def _halved(size: int) -> int:
+def _halve(size: int) -> int:
     for _ in range(_CONVOLUTIONS):
         size = (size + 1) // 2
     return size
@@ -207,13 +207,13 @@ def _waves(encoder: WhisperEncoder) -> Mapping[str, NDArray[np.generic]]:
     """[positions of a chunk, width]."""
     half = encoder.width // 2
     steps = np.exp(-math.log(_TIMESCALE) / (half - 1) * np.arange(half))
-    angles = np.arange(_halved(encoder.chunk))[:, None] * steps
+    angles = np.arange(_halve(encoder.chunk))[:, None] * steps
     waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     return {_POSITIONS: waves.astype(np.float32)}
 
 
-def _encoded(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
-    x = _chunked(write, encoder) if encoder.chunk else _halved_once(write, encoder)
+def _write_states(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
+    x = _encode_chunks(write, encoder) if encoder.chunk else _halve_once(write, encoder)
     for i in range(encoder.layers):
         x = _layer(write, x, f"encoder.layers.{i}", encoder)
     width, projected = encoder.width, encoder.projected
@@ -229,7 +229,7 @@ def _encoded(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     return write.step("unsqueeze", x, 1)
 
 
-def _halved_once(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
+def _halve_once(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     """[batch, frames / 2, width]."""
     width = encoder.width
     x = write.step("transpose", FEATURES, 1, 2)
@@ -240,7 +240,7 @@ def _halved_once(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     return write.step("add", write.step("transpose", x, 1, 2), positions)
 
 
-def _chunked(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
+def _encode_chunks(write: ProgramWriter, encoder: WhisperEncoder) -> Node:
     """[batch * t, width], without the chunks' padding."""
     chunks = write.step("unflatten", FEATURES, 1, [-1, encoder.chunk])
     x = write.step("unsqueeze", write.step("flatten", chunks, 0, 1), -1)
@@ -259,7 +259,7 @@ def _layer(write: ProgramWriter, x: Node, layer: str, encoder: WhisperEncoder) -
     normed = write.layer_norm(x, f"{layer}.attention_norm", width, _EPSILON)
     projected = write.linear(normed, f"{layer}.attention.qkv", (3 * width, width), bias=True)
     qkv = write.chunk(projected, 3)
-    mixed = _in_windows(write, qkv, encoder) if encoder.chunk else _mixed(write, qkv, encoder)
+    mixed = _in_windows(write, qkv, encoder) if encoder.chunk else _attend(write, qkv, encoder)
     x = write.linear(mixed, f"{layer}.attention.out", (width, width), bias=True, residual=x)
     block, activation = f"{layer}.feed_forward", encoder.activation
     normed = write.layer_norm(x, f"{block}_norm", width, _EPSILON)
@@ -267,7 +267,7 @@ def _layer(write: ProgramWriter, x: Node, layer: str, encoder: WhisperEncoder) -
     return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
 
-def _mixed(
+def _attend(
     write: ProgramWriter, qkv: list[Node], encoder: WhisperEncoder, lengths: Node | None = None
 ) -> Node:
     scale = (encoder.width // encoder.heads) ** -0.5
@@ -284,7 +284,7 @@ def _in_windows(write: ProgramWriter, qkv: list[Node], encoder: WhisperEncoder) 
         write.step("unflatten", write.step("index_select", part, 0, index), 0, sizes)
         for part in qkv
     ]
-    mixed = _mixed(write, apart, encoder, write.step("flatten", _WINDOW_LENGTHS))
+    mixed = _attend(write, apart, encoder, write.step("flatten", _WINDOW_LENGTHS))
     # Padding follows the last window's positions.
     inputs = write.step("unflatten", write.step("flatten", mixed, 0, 1), 0, [_inputs(write), -1])
     count = write.step("arange", write.size(_SOURCE, 1), dtype="int64")

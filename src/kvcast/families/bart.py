@@ -108,7 +108,7 @@ def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
     own = dimensions.source_vocab_size is not None
     table = "source_embedding.weight" if own else "embedding.weight"
     places = dimensions.source_positions, write.step("unsqueeze", positions, 0)
-    x = block.embedded(table, dimensions.source_tokens, SOURCE, *places, "encoder")
+    x = block.embed(table, dimensions.source_tokens, SOURCE, *places, "encoder")
     heads = dimensions.encoder_heads
     scale = (width // heads) ** -0.5
     for i in range(dimensions.encoder_layers):
@@ -116,8 +116,8 @@ def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
         name = f"{layer}.self_attention"
         qkv = block.qkv(x, name)
         mixed = write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS)
-        x = block.fed(block.mixed(x, mixed, name), layer)
-    encoded = block.ended(x, "encoder")
+        x = block.add_feed_forward(block.add_attention(x, mixed, name), layer)
+    encoded = block.final_norm(x, "encoder")
     layers, heads = dimensions.decoder_layers, dimensions.decoder_heads
     shape = 2 * width, width
     return write.program(**project_cross_caches(write, encoded, layers, shape, heads, bias=True))

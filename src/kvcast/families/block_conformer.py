@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.families.audio_encoder import FEATURES, AudioEncoder
-from kvcast.families.conformer import EPSILON, convolved, fed, require_kernel
+from kvcast.families.conformer import EPSILON, add_convolution, add_feed_forward, require_kernel
 from kvcast.families.programs import LENGTHS_OF_SOURCES, Argument
 from kvcast.spec.program import Constant, Node, ProgramWriter
 from kvcast.spec.sizes import (
@@ -149,7 +149,7 @@ class BlockConformer(AudioEncoder):
         return MOST_FRAMES
 
     @override
-    def encoded(self, frames: int) -> int:
+    def embedding_count(self, frames: int) -> int:
         return -(-frames // self.window) * self.queries
 
     @override
@@ -177,7 +177,7 @@ class BlockConformer(AudioEncoder):
             firsts + np.minimum(places, count - 1),
             np.tile(lengths, (batch, 1)),
             np.where(windows < count, firsts + windows, batch * count),
-            np.full(batch, self.encoded(count), np.int32),
+            np.full(batch, self.embedding_count(count), np.int32),
         )
 
     @override
@@ -191,17 +191,17 @@ class BlockConformer(AudioEncoder):
         x = write.linear(FEATURES, "encoder.in", (width, self.n_mels), bias=True)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = fed(write, x, f"{layer}.feed_forward", fed_shape, _ACTIVATION)
-            x = self._attended(write, x, f"{layer}.self_attention")
-            x = convolved(write, x, f"{layer}.convolution", kernel, width, _ACTIVATION)
-            x = fed(write, x, f"{layer}.last_feed_forward", fed_shape, _ACTIVATION)
+            x = add_feed_forward(write, x, f"{layer}.feed_forward", fed_shape, _ACTIVATION)
+            x = self._attend(write, x, f"{layer}.self_attention")
+            x = add_convolution(write, x, f"{layer}.convolution", kernel, width, _ACTIVATION)
+            x = add_feed_forward(write, x, f"{layer}.last_feed_forward", fed_shape, _ACTIVATION)
             x = write.layer_norm(x, f"{layer}.norm", width, EPSILON)
             if i + 1 == self._halfway:
                 shape = characters, width
                 scores = write.linear(x, "encoder.characters", shape, bias=True)
                 likely, back = write.step("softmax", scores), "encoder.of_characters"
                 x = write.linear(likely, back, shape[::-1], bias=True, residual=x)
-        embeddings = self._projected(write, x)
+        embeddings = self._project(write, x)
         return write.step("unsqueeze", embeddings, 1)
 
     @property
@@ -209,7 +209,7 @@ class BlockConformer(AudioEncoder):
         """Layers before which CTC probabilities are fed back; 0: they are not."""
         return self.layers // 2
 
-    def _attended(self, write: ProgramWriter, x: Node, name: str) -> Node:
+    def _attend(self, write: ProgramWriter, x: Node, name: str) -> Node:
         scale, width, mixed_width = self.head_dim**-0.5, self.width, self.heads * self.head_dim
         normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
         blocks = write.step("flatten", _BLOCKS, 0, 1)
@@ -237,7 +237,7 @@ class BlockConformer(AudioEncoder):
         valid = write.step("index_select", inputs, 1, own)
         return write.linear(valid, f"{name}.out", (width, mixed_width), bias=True, residual=x)
 
-    def _projected(self, write: ProgramWriter, x: Node) -> Node:
+    def _project(self, write: ProgramWriter, x: Node) -> Node:
         """[batch, t, output], padded with zeros."""
         nothing = write.step("index_select", Constant(_NOTHING), 0, _zero(write))
         lines = write.step("cat", [write.step("flatten", x, 0, 1), nothing], 0)

@@ -94,7 +94,7 @@ class CausalEncoder(AudioEncoder):
         return self.positions * self.each
 
     @override
-    def encoded(self, frames: int) -> int:
+    def embedding_count(self, frames: int) -> int:
         return frames // self.each
 
     @override
@@ -109,7 +109,7 @@ class CausalEncoder(AudioEncoder):
     def source(self, features_btm: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         batch, frames = features_btm.shape[:2]
         whole_btm = features_btm[:, : frames // self.each * self.each]
-        return whole_btm, np.full(batch, self.encoded(frames), np.int32)
+        return whole_btm, np.full(batch, self.embedding_count(frames), np.int32)
 
     @override
     def constants(self) -> Mapping[str, NDArray[np.generic]]:
@@ -119,20 +119,20 @@ class CausalEncoder(AudioEncoder):
 
     @override
     def write_encoder(self, write: ProgramWriter) -> Node:
-        x = self.convolved(write, FEATURES, 1, padding=_KERNEL - 1)
-        x = self.convolved(write, x, 2, padding=_KERNEL - _HALVED)
+        x = self.convolve(write, FEATURES, 1, padding=_KERNEL - 1)
+        x = self.convolve(write, x, 2, padding=_KERNEL - _HALVED)
         angles = self.angles(write, write.step("arange", write.size(x, 1), dtype="int64"))
         for i in range(self.layers):
-            query, key, value = self.projected(write, x, i, angles)
-            x = self.continued(write, x, (query, key, value), i)
-        return self.embedded(write, x)
+            query, key, value = self.project(write, x, i, angles)
+            x = self.attend(write, x, (query, key, value), i)
+        return self.project_embeddings(write, x)
 
     def angles(self, write: ProgramWriter, places: Node) -> list[Node]:
         """Cosines and sines [t, 1, d / 2], the same for every head."""
         tables = [write.step("index_select", Constant(name), 0, places) for name in _ANGLES]
         return [write.step("unsqueeze", table, 1) for table in tables]
 
-    def projected(
+    def project(
         self, write: ProgramWriter, x: Node, i: int, angles: Sequence[Node]
     ) -> tuple[Node, Node, Node]:
         """Rotated queries and keys, and values, each [batch, t, heads * d]."""
@@ -140,9 +140,9 @@ class CausalEncoder(AudioEncoder):
         normed = write.rms_norm(x, f"{layer}.attention_norm", width, self.epsilon)
         qkv = write.linear(normed, f"{layer}.attention.qkv", (3 * mixed, width), bias=True)
         query, key, value = write.chunk(qkv, 3)
-        return self._rotated(write, query, angles), self._rotated(write, key, angles), value
+        return self._rotate(write, query, angles), self._rotate(write, key, angles), value
 
-    def _rotated(self, write: ProgramWriter, x: Node, angles: Sequence[Node]) -> Node:
+    def _rotate(self, write: ProgramWriter, x: Node, angles: Sequence[Node]) -> Node:
         cosines, sines = angles
         heads = write.step("unflatten", x, -1, [self.heads, self.head_dim])
         first, second = write.chunk(heads, 2)
@@ -152,7 +152,7 @@ class CausalEncoder(AudioEncoder):
         ]
         return write.step("flatten", write.step("cat", turned, -1), 2, 3)
 
-    def continued(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
+    def attend(self, write: ProgramWriter, x: Node, qkv: Sequence[Node], i: int) -> Node:
         """Attend from the hidden states to keys, of which theirs are the last."""
         layer, scale = f"encoder.layers.{i}", self.head_dim**-0.5
         given = *qkv, self.heads, scale, self.window - 1, 0
@@ -164,7 +164,7 @@ class CausalEncoder(AudioEncoder):
         fed = write.linear(normed, f"{block}.gate_up", (2 * inner, width), gate=self.activation)
         return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
-    def embedded(self, write: ProgramWriter, x: Node) -> Node:
+    def project_embeddings(self, write: ProgramWriter, x: Node) -> Node:
         """[batch, 1, t / joined, output]."""
         output, activation = self.output, self.projector_activation
         normed = write.rms_norm(x, "encoder.norm", self.width, self.epsilon)
@@ -174,7 +174,7 @@ class CausalEncoder(AudioEncoder):
         embeddings = write.linear(inner, "encoder.projector.down", (output, output))
         return write.step("unsqueeze", embeddings, 1)
 
-    def convolved(self, write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
+    def convolve(self, write: ProgramWriter, x: Node, number: int, *, padding: int) -> Node:
         """Convolve [batch, t, channels] with `padding` zeros before the beginning."""
         channels = write.step("transpose", x, 1, 2)
         name, stride = f"encoder.conv{number}", number  # the second halves positions
@@ -190,7 +190,7 @@ _SIZES = (
 )
 
 
-def streamed(encoder: CausalEncoder) -> StreamedSource:
+def write_streamed_source(encoder: CausalEncoder) -> StreamedSource:
     """Write `listen`, over frames [1, n, frames of one * n_mels] and each layer's window."""
     mixed = encoder.heads * encoder.head_dim
     left = {"frames": (_KERNEL - 1, encoder.n_mels), "halves": (_KERNEL - _HALVED, encoder.width)}
@@ -207,15 +207,15 @@ def streamed(encoder: CausalEncoder) -> StreamedSource:
 
     frames = write.step("unflatten", _SAMPLES, 2, [encoder.each, encoder.n_mels])
     x = write.step("flatten", frames, 1, 2)
-    x = encoder.convolved(write, with_former("frames", x, _KERNEL - 1), 1, padding=0)
-    x = encoder.convolved(write, with_former("halves", x, _KERNEL - _HALVED), 2, padding=0)
+    x = encoder.convolve(write, with_former("frames", x, _KERNEL - 1), 1, padding=0)
+    x = encoder.convolve(write, with_former("halves", x, _KERNEL - _HALVED), 2, padding=0)
     places = write.step("positions", x, write.step("mul", _DONE, encoder.joined))
     angles = encoder.angles(write, write.step("flatten", places))
     for i in range(encoder.layers):
-        query, key, value = encoder.projected(write, x, i, angles)
+        query, key, value = encoder.project(write, x, i, angles)
         keys = with_former(f"key_{i}", key, encoder.window - 1)
         values = with_former(f"value_{i}", value, encoder.window - 1)
-        x = encoder.continued(write, x, (query, keys, values), i)
-    embeddings = encoder.embedded(write, x)
+        x = encoder.attend(write, x, (query, keys, values), i)
+    embeddings = encoder.project_embeddings(write, x)
     program = write.program(**{EMBEDDINGS.name: embeddings}, **kept)
     return StreamedSource(programs={LISTEN: program}, left=left)

@@ -61,7 +61,7 @@ class Conformer:
     def most_frames(self) -> int:
         return self.positions << self.halvings
 
-    def encoded(self, frames: int) -> int:
+    def embedding_count(self, frames: int) -> int:
         return -(-frames // (1 << self.halvings))
 
     @property
@@ -83,7 +83,7 @@ class Conformer:
         """Features, and lengths in positions, for a proof."""
         frames = min(_PROBED, self.most_frames)
         features_btm = generator.normal(size=(count, frames, self.n_mels)).astype(np.float32)
-        return features_btm, np.full(count, self.encoded(frames), np.int32)
+        return features_btm, np.full(count, self.embedding_count(frames), np.int32)
 
     def write_encoder(self, write: ProgramWriter) -> Node:
         """FEATURES to hidden states [batch, t, width]."""
@@ -95,10 +95,10 @@ class Conformer:
         waves = write.step("index_select", Constant(_DISTANCES), 1, positions)
         for i in range(self.layers):
             layer = f"encoder.layers.{i}"
-            x = fed(write, x, f"{layer}.feed_forward", fed_shape, self.activation)
-            x = self._attended(write, x, f"{layer}.self_attention", waves)
-            x = convolved(write, x, f"{layer}.convolution", kernel, width, self.activation)
-            x = fed(write, x, f"{layer}.last_feed_forward", fed_shape, self.activation)
+            x = add_feed_forward(write, x, f"{layer}.feed_forward", fed_shape, self.activation)
+            x = self._attend(write, x, f"{layer}.self_attention", waves)
+            x = add_convolution(write, x, f"{layer}.convolution", kernel, width, self.activation)
+            x = add_feed_forward(write, x, f"{layer}.last_feed_forward", fed_shape, self.activation)
             x = write.layer_norm(x, f"{layer}.norm", width, EPSILON)
         return x
 
@@ -119,7 +119,7 @@ class Conformer:
     def _bands(self) -> int:
         return self.n_mels >> self.halvings
 
-    def _attended(self, write: ProgramWriter, x: Node, name: str, waves: Node) -> Node:
+    def _attend(self, write: ProgramWriter, x: Node, name: str, waves: Node) -> Node:
         width = self.width
         square, scale = (width, width), (width // self.heads) ** -0.5
         normed = write.layer_norm(x, f"{name}_norm", width, EPSILON)
@@ -147,14 +147,16 @@ def require_kernel(length: int) -> None:
         raise KvcastError(f"a kernel of {length} positions is not possible: odd ones are")
 
 
-def fed(write: ProgramWriter, x: Node, name: str, shape: tuple[int, int], activation: str) -> Node:
+def add_feed_forward(
+    write: ProgramWriter, x: Node, name: str, shape: tuple[int, int], activation: str
+) -> Node:
     """Add norm, feed-forward and residual to x [batch, t, width]; `shape` is the first matrix's."""
     normed = write.layer_norm(x, f"{name}_norm", shape[1], EPSILON)
     inner = write.linear(normed, f"{name}.up", shape, bias=True, activation=activation)
     return write.linear(inner, f"{name}.down", shape[::-1], bias=True, residual=x)
 
 
-def convolved(
+def add_convolution(
     write: ProgramWriter,
     x: Node,
     name: str,

@@ -59,14 +59,14 @@ def _programs(dimensions: DecoderDimensions) -> Mapping[str, ProgramSignature]:
 
 
 def _decode(write: ProgramWriter, dimensions: DecoderDimensions) -> Program:
-    return decoded(write, embed_tokens(write, TOKENS, dimensions), dimensions)
+    return write_decoder(write, embed_tokens(write, TOKENS, dimensions), dimensions)
 
 
 def embed_tokens(write: ProgramWriter, tokens: Node, dimensions: DecoderDimensions) -> Node:
     return write.embedding(EMBEDDING, tokens, (dimensions.vocab_size, dimensions.width))
 
 
-def decoded(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
+def write_decoder(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
     """Embeddings of new tokens [rows, new, width] to logits."""
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
@@ -112,11 +112,11 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
     """Return, from the last layer with an own cache on, only what reaches the head."""
     layer = f"decoder.layers.{i}"
     before = _before(write, x, f"{layer}.attention", dimensions)
-    mixed = _mixed(write, before, dimensions, i)
+    mixed = _mix(write, before, dimensions, i)
     if i == dimensions.reading - 1:
         x, mixed = select_asked(write, x), select_asked(write, mixed)
         before = select_asked(write, before) if dimensions.shared_norm else before
-    out = _projected(write, x, mixed, dimensions, i)
+    out = _project(write, x, mixed, dimensions, i)
     if not dimensions.shared_norm:
         source = x if dimensions.parallel else out
         before = _before(write, source, f"{layer}.feed_forward", dimensions)
@@ -126,28 +126,28 @@ def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int)
         return _feed_forward_and_experts(write, out, before, i, dimensions)
     block, size = f"{layer}.feed_forward", dimensions.inner_of(i)
     inner = _inner(write, before, block, size, dimensions)
-    return _added(write, out, inner, f"{block}.down", size, dimensions)
+    return _add(write, out, inner, f"{block}.down", size, dimensions)
 
 
-def _mixed(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
+def _mix(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
     """Return the result of attention, or of another mixer, before its output projection."""
     if dimensions.mixer(i) == ATTENTION:
         return _attention(write, before, dimensions, i)
     match dimensions.state(i):
         case DeltaNet() as net:
-            return net.mixed(write, before, i, dimensions.width, dimensions.norm_eps)
+            return net.mix(write, before, i, dimensions.width, dimensions.norm_eps)
         case StateSpace() as space:
-            return space.mixed(write, before, i, dimensions.width)
+            return space.mix(write, before, i, dimensions.width)
     return write_convolution(write, before, dimensions, i)
 
 
-def _projected(
+def _project(
     write: ProgramWriter, x: Node, mixed: Node, dimensions: DecoderDimensions, i: int
 ) -> Node:
     layer, width = f"decoder.layers.{i}", dimensions.width
     if dimensions.mixer(i) == ATTENTION:
-        size = dimensions.projected(i)[0]
-        return _added(write, x, mixed, f"{layer}.attention.out", size, dimensions)
+        size = dimensions.projection_widths(i)[0]
+        return _add(write, x, mixed, f"{layer}.attention.out", size, dimensions)
     match dimensions.state(i):
         case DeltaNet() as net:
             return write.linear(mixed, f"{layer}.delta.out", (width, net.values), residual=x)
@@ -185,13 +185,13 @@ def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
 
 def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
     layer, source = f"decoder.layers.{i}.attention", dimensions.keys_and_values(i).source
-    sizes, width = dimensions.projected(i), dimensions.width
+    sizes, width = dimensions.projection_widths(i), dimensions.width
     shape, bias = (sum(sizes), width), dimensions.qkv_bias
     projected = write.linear(normed, f"{layer}.qkv", shape, bias=bias)
     query, *own = write.split(projected, sizes)
     if dimensions.query_key_norm:
-        query = _normed_heads(write, query, f"{layer}.query_norm", sizes[0], dimensions, i)
-    query = _limited(write, query, dimensions)
+        query = _norm_heads(write, query, f"{layer}.query_norm", sizes[0], dimensions, i)
+    query = _clamp(write, query, dimensions)
     tables = _rotary_tables(dimensions, i)
     if scales := tables.pop("query_scales", None):
         query = write.step("mul", query, _at_positions(write, scales, 1))
@@ -219,17 +219,17 @@ def _keys_and_values(
     key, value = own[0], own[-1]
     if dimensions.query_key_norm:
         name = f"decoder.layers.{i}.attention.key_norm"
-        key = _normed_heads(write, key, name, dimensions.projected(i)[1], dimensions, i)
+        key = _norm_heads(write, key, name, dimensions.projection_widths(i)[1], dimensions, i)
     if dimensions.value_norm:
         size = dimensions.head_dim_of(i)
         heads = write.step("unflatten", value, -1, [-1, size])
         weight = Constant(_NO_WEIGHT.format(size))
         normed = write.step("rms_norm", heads, weight, dimensions.norm_eps)
         value = write.step("flatten", normed, -2)
-    return _limited(write, key, dimensions), _limited(write, value, dimensions)
+    return _clamp(write, key, dimensions), _clamp(write, value, dimensions)
 
 
-def _limited(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
+def _clamp(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
     limit = dimensions.qkv_limit
     return write.step("clamp", x, -limit, limit) if limit else x
 
@@ -240,7 +240,7 @@ def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
     return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), width])
 
 
-def _normed_heads(
+def _norm_heads(
     write: ProgramWriter, x: Node, name: str, width: int, dimensions: DecoderDimensions, i: int
 ) -> Node:
     """Norm each head of queries or keys [rows, new, width], or all as one."""
@@ -296,7 +296,7 @@ def _feed_forward_and_experts(
     return write.step("add", x, whole)
 
 
-def _added(
+def _add(
     write: ProgramWriter, x: Node, inner: Node, name: str, size: int, dimensions: DecoderDimensions
 ) -> Node:
     block, _, matrix = name.rpartition(".")

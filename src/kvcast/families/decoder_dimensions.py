@@ -207,7 +207,7 @@ class DecoderDimensions:
             source=None if source == layer else source,
         )
 
-    def projected(self, layer: int) -> tuple[int, ...]:
+    def projection_widths(self, layer: int) -> tuple[int, ...]:
         """Return the outputs of a layer's projection: queries, own keys and values."""
         reads, size = self.keys_and_values(layer), self.head_dim_of(layer)
         keys = reads.heads * size

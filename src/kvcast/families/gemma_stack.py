@@ -95,21 +95,21 @@ class StackWriter:
         sizes = [self.stack.mixed, self.stack.keys, self.stack.keys]
         projected = self.project(normed, f"{name}.qkv", (sum(sizes), self.stack.width))
         query, key, value = self.write.split(projected, sizes)
-        return self._normed(query, f"{name}.query"), self._normed(key, f"{name}.key"), value
+        return self._norm(query, f"{name}.query"), self._norm(key, f"{name}.key"), value
 
     def query(self, normed: Node, name: str) -> Node:
         shape = self.stack.mixed, self.stack.width
-        return self._normed(self.project(normed, f"{name}.query", shape), f"{name}.query")
+        return self._norm(self.project(normed, f"{name}.query", shape), f"{name}.query")
 
     def key_value(self, normed: Node, name: str) -> Sequence[Node]:
         shape = 2 * self.stack.keys, self.stack.width
         key, value = self.write.chunk(self.project(normed, f"{name}.key_value", shape), 2)
-        return self._normed(key, f"{name}.key"), value
+        return self._norm(key, f"{name}.key"), value
 
     def project(self, x: Node, name: str, shape: tuple[int, int]) -> Node:
         return self.write.linear(x, name, shape, bias=self.stack.attention_bias)
 
-    def _normed(self, x: Node, name: str) -> Node:
+    def _norm(self, x: Node, name: str) -> Node:
         if not self.stack.query_key_norm:
             return x
         size = self.stack.head_dim
@@ -117,18 +117,18 @@ class StackWriter:
         normed = self.write.rms_norm(heads, f"{name}_norm", size, self.stack.norm_eps)
         return self.write.step("flatten", normed, -2)
 
-    def added(self, x: Node, mixed: Node, name: str) -> Node:
+    def add(self, x: Node, mixed: Node, name: str) -> Node:
         shape = self.stack.width, self.stack.mixed
-        return self._normed_sum(x, self.project(mixed, f"{name}.out", shape), name)
+        return self._norm_sum(x, self.project(mixed, f"{name}.out", shape), name)
 
-    def fed(self, x: Node, layer: int) -> Node:
+    def feed_forward(self, x: Node, layer: int) -> Node:
         name = f"{self.name}.layers.{layer}.feed_forward"
         write, width, inner = self.write, self.stack.width, self.stack.inner
         before, gate_up = self.before(x, name), f"{name}.gate_up"
         gated = write.linear(before, gate_up, (2 * inner, width), gate=self.stack.activation)
-        return self._normed_sum(x, write.linear(gated, f"{name}.down", (width, inner)), name)
+        return self._norm_sum(x, write.linear(gated, f"{name}.down", (width, inner)), name)
 
-    def _normed_sum(self, x: Node, product: Node, name: str) -> Node:
+    def _norm_sum(self, x: Node, product: Node, name: str) -> Node:
         width, epsilon = self.stack.width, self.stack.norm_eps
         normed = self.write.rms_norm(product, f"{name}_post_norm", width, epsilon)
         return self.write.step("add", x, normed)

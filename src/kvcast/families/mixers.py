@@ -80,7 +80,7 @@ class DeltaNet(StateSizes):
         """Convolved channels, gate, shares and steps."""
         return self.channels, self.values, self.value_heads, self.value_heads
 
-    def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int, epsilon: float) -> Node:
+    def mix(self, write: ProgramWriter, normed: Node, i: int, width: int, epsilon: float) -> Node:
         """[rows, new, width], before the last projection."""
         layer = f"decoder.layers.{i}.delta"
         projected = write.linear(normed, f"{layer}.input", (sum(self.projected), width))
@@ -141,7 +141,7 @@ class StateSpace(StateSizes):
         ]
         return order, [*(values + i for i in order), *range(values), *steps]
 
-    def mixed(self, write: ProgramWriter, normed: Node, i: int, width: int) -> Node:
+    def mix(self, write: ProgramWriter, normed: Node, i: int, width: int) -> Node:
         """[rows, new, width], before the last projection."""
         layer = f"decoder.layers.{i}.state_space"
         shape = sum(self.projected), width
@@ -155,9 +155,9 @@ class StateSpace(StateSizes):
         x = write.step("short_convolution", *given, activation="silu")
         of_heads = self._of_heads(write, layer, "decay", "step_bias", "skip")
         x = write.step("selective_scan", x, step, *of_heads, state, LENGTHS, self.key_heads)
-        return self._normed(write, write.step("gated", gate, x, activation="silu"), layer)
+        return self._norm(write, write.step("gated", gate, x, activation="silu"), layer)
 
-    def _normed(self, write: ProgramWriter, x: Node, layer: str) -> Node:
+    def _norm(self, write: ProgramWriter, x: Node, layer: str) -> Node:
         if self.key_heads == 1:
             return write.rms_norm(x, f"{layer}.norm", self.values, self.norm_eps)
         parts = write.step("unflatten", x, -1, [-1, self.normed])

@@ -30,7 +30,7 @@ from kvcast.families.moonshine_encoder import (
     REACH,
     STRIDE,
     encode,
-    normed_by,
+    norm,
     normed_frames,
     sources,
 )
@@ -191,22 +191,22 @@ def _decode(write: ProgramWriter, dimensions: MoonshineDimensions) -> Program:
     x = write.embedding("decoder.embedding.weight", TOKENS, vocab)
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
-        normed = normed_by(write, x, f"{layer}.self_attention_norm", width)
+        normed = norm(write, x, f"{layer}.self_attention_norm", width)
         qkv, shape = f"{layer}.self_attention.qkv", (3 * query_width, width)
         parts = write.chunk(write.linear(normed, qkv, shape, bias=bias), 3)
         mixed = attend(write, i, parts, scale, **angles)
         x = write.linear(mixed, f"{layer}.self_attention.out", out, residual=x)
-        normed = normed_by(write, x, f"{layer}.cross_attention_norm", width)
+        normed = norm(write, x, f"{layer}.cross_attention_norm", width)
         query = write.linear(normed, f"{layer}.cross_attention.query", out[::-1], bias=bias)
         cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
         mixed = write.step("cross_attention", query, *cross)
         x = write.linear(mixed, f"{layer}.cross_attention.out", out, residual=x)
         block, shape = f"{layer}.feed_forward", (2 * inner, width)
-        normed = normed_by(write, x, f"{block}_norm", width)
+        normed = norm(write, x, f"{block}_norm", width)
         gate = dimensions.activation
         fed = write.linear(normed, f"{block}.gate_up", shape, bias=True, gate=gate)
         x = write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
-    normed = normed_by(write, join_rows(write, select_asked(write, x)), "decoder.norm", width)
+    normed = norm(write, join_rows(write, select_asked(write, x)), "decoder.norm", width)
     return write.program(logits=split_rows(write, write.linear(normed, dimensions.head, vocab)))
 
 

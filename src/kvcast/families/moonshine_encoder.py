@@ -54,24 +54,24 @@ def sources(dimensions: "MoonshineDimensions") -> Sequence[Argument]:
 def encode(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
     """Write `encode`, over [batch, samples] or frames [batch, positions, samples of one]."""
     if dimensions.frame:
-        x = _framed(write, dimensions)
+        x = _embed_frames(write, dimensions)
         for number in (1, 2):
-            x = _halved(write, x, number, [_BEFORE, 0], dimensions)
+            x = _halve(write, x, number, [_BEFORE, 0], dimensions)
         count = write.size(x, 1)
         for i in range(dimensions.encoder_layers):
-            qkv = write.chunk(_projected(write, x, i, dimensions), 3)
-            x = _continued(write, x, qkv, i, dimensions, SOURCE_LENGTHS)
+            qkv = write.chunk(_project(write, x, i, dimensions), 3)
+            x = _attend_in_window(write, x, qkv, i, dimensions, SOURCE_LENGTHS)
         positions = write.step("arange", count, dtype="int64")
     else:
-        x = _convolved(write, dimensions)
+        x = _convolve(write, dimensions)
         for i in range(dimensions.encoder_layers):
-            qkv = write.chunk(_projected(write, x, i, dimensions), 3)
-            x = _mixed(write, x, _seen(write, qkv, dimensions), i, dimensions)
+            qkv = write.chunk(_project(write, x, i, dimensions), 3)
+            x = _feed_forward(write, x, _attend_to_all(write, qkv, dimensions), i, dimensions)
         positions = None
-    return write.program(**_crossed(write, x, positions, dimensions))
+    return write.program(**_project_cross_caches(write, x, positions, dimensions))
 
 
-def _convolved(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
+def _convolve(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     """[batch, samples] to [batch, positions, width]."""
     width = dimensions.encoder_width
     first, second, third = _STRIDES
@@ -88,7 +88,7 @@ def _convolved(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     return write.step("transpose", x, 1, 2)
 
 
-def _framed(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
+def _embed_frames(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     """[batch, positions, samples of one] to frames [batch, 4 * positions, width]."""
     frames = write.step("unflatten", _SAMPLES, 2, [FRAMES_EACH, dimensions.frame])
     gain, bias = Constant("frame_gain"), Constant("frame_bias")
@@ -99,7 +99,7 @@ def _framed(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Node:
     return write.linear(x, "encoder.frames", shape, activation="silu")
 
 
-def _halved(
+def _halve(
     write: ProgramWriter,
     x: Node,
     number: int,
@@ -121,25 +121,25 @@ def _halved(
     return write.step("transpose", x, 1, 2)
 
 
-def _projected(
-    write: ProgramWriter, x: Node, layer: int, dimensions: "MoonshineDimensions"
-) -> Node:
+def _project(write: ProgramWriter, x: Node, layer: int, dimensions: "MoonshineDimensions") -> Node:
     name, width = f"encoder.layers.{layer}.attention", dimensions.encoder_width
-    normed, bias = normed_by(write, x, f"{name}_norm", width), dimensions.encoder_attention_bias
-    return write.linear(normed, f"{name}.qkv", (3 * _mixed_width(dimensions), width), bias=bias)
+    normed, bias = norm(write, x, f"{name}_norm", width), dimensions.encoder_attention_bias
+    return write.linear(normed, f"{name}.qkv", (3 * _attention_width(dimensions), width), bias=bias)
 
 
-def _mixed_width(dimensions: "MoonshineDimensions") -> int:
+def _attention_width(dimensions: "MoonshineDimensions") -> int:
     return dimensions.encoder_heads * dimensions.encoder_head_dim
 
 
-def _seen(write: ProgramWriter, qkv: Sequence[Node], dimensions: "MoonshineDimensions") -> Node:
+def _attend_to_all(
+    write: ProgramWriter, qkv: Sequence[Node], dimensions: "MoonshineDimensions"
+) -> Node:
     heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
     angles = {name: Constant(name) for name in ANGLES}
     return write.step("encoder_attention", *qkv, heads, scale, SOURCE_LENGTHS, **angles)
 
 
-def _continued(
+def _attend_in_window(
     write: ProgramWriter,
     x: Node,
     qkv: Sequence[Node],
@@ -151,27 +151,27 @@ def _continued(
     heads, scale = dimensions.encoder_heads, dimensions.encoder_head_dim**-0.5
     window = dimensions.windows[layer]
     mixed = write.step("window_attention", *qkv, heads, scale, *window, lengths, following)
-    return _mixed(write, x, mixed, layer, dimensions)
+    return _feed_forward(write, x, mixed, layer, dimensions)
 
 
-def _mixed(
+def _feed_forward(
     write: ProgramWriter, x: Node, mixed: Node, layer: int, dimensions: "MoonshineDimensions"
 ) -> Node:
     width, up = dimensions.encoder_width, (dimensions.encoder_inner, dimensions.encoder_width)
     bias = dimensions.encoder_attention_bias and bool(dimensions.frame)
-    out, shape = f"encoder.layers.{layer}.attention.out", (width, _mixed_width(dimensions))
+    out, shape = f"encoder.layers.{layer}.attention.out", (width, _attention_width(dimensions))
     x = write.linear(mixed, out, shape, bias=bias, residual=x)
     name, activation = f"encoder.layers.{layer}.feed_forward", dimensions.encoder_activation
-    normed = normed_by(write, x, f"{name}_norm", width)
+    normed = norm(write, x, f"{name}_norm", width)
     inner = write.linear(normed, f"{name}.up", up, bias=True, activation=activation)
     return write.linear(inner, f"{name}.down", up[::-1], bias=True, residual=x)
 
 
-def _crossed(
+def _project_cross_caches(
     write: ProgramWriter, x: Node, positions: Node | None, dimensions: "MoonshineDimensions"
 ) -> Mapping[str, Node]:
     width, encoded = dimensions.width, dimensions.encoder_width
-    x = normed_by(write, x, "encoder.norm", encoded)
+    x = norm(write, x, "encoder.norm", encoded)
     if positions is not None:
         shape = dimensions.source_positions, encoded
         x = write.step("add", x, write.embedding("decoder.source_positions", positions, shape))
@@ -182,7 +182,7 @@ def _crossed(
     return project_cross_caches(write, x, *sizes, bias=bias)
 
 
-def normed_by(write: ProgramWriter, x: Node, name: str, width: int) -> Node:
+def norm(write: ProgramWriter, x: Node, name: str, width: int) -> Node:
     zeros = f"{name.partition('.')[0]}_no_bias"
     return write.layer_norm(x, name, width, _EPSILON, zeros=zeros)
 
@@ -198,7 +198,7 @@ def _left(dimensions: "MoonshineDimensions") -> dict[str, tuple[int, int]]:
     return parts
 
 
-def streamed(dimensions: "MoonshineDimensions") -> StreamedSource:
+def write_streamed_source(dimensions: "MoonshineDimensions") -> StreamedSource:
     parts = _left(dimensions)
     windows = [name for name in parts if not name.endswith("_frames")]
     writers = {
@@ -215,27 +215,27 @@ def streamed(dimensions: "MoonshineDimensions") -> StreamedSource:
 def _listen(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
     """Write `listen`: enough samples that each layer has a complete window."""
     kept: dict[str, Node] = {}
-    x = _framed(write, dimensions)
+    x = _embed_frames(write, dimensions)
     for number, name in ((1, "first_frames"), (2, "second_frames")):
-        frames = _joined(write, name, x)
+        frames = _join(write, name, x)
         kept[name] = write.step("slice", frames, 1, -_BEFORE, _ALL)
-        x = _halved(write, frames, number, 0, dimensions)
+        x = _halve(write, frames, number, 0, dimensions)
     for i, (before, after) in enumerate(dimensions.windows):
-        query, key, value = write.chunk(_projected(write, x, i, dimensions), 3)
-        keys, values = _joined(write, f"key_{i}", key), _joined(write, f"value_{i}", value)
+        query, key, value = write.chunk(_project(write, x, i, dimensions), 3)
+        keys, values = _join(write, f"key_{i}", key), _join(write, f"value_{i}", value)
         for name, whole in ((f"key_{i}", keys), (f"value_{i}", values)):
             # Of no window before: a slice of none from the end would be all.
             first = -(before + after) if before + after else _ALL
             kept[name] = write.step("slice", whole, 1, first, _ALL)
         if after:
-            x, query = (_joined(write, f"{name}_{i}", y) for name, y in _both(x, query))
+            x, query = (_join(write, f"{name}_{i}", y) for name, y in _both(x, query))
             for name, whole in _both(x, query):
                 kept[f"{name}_{i}"] = write.step("slice", whole, 1, -after, _ALL)
             x, query = (write.step("slice", y, 1, 0, -after) for y in (x, query))
-        x = _continued(write, x, (query, keys, values), i, dimensions, following=after)
+        x = _attend_in_window(write, x, (query, keys, values), i, dimensions, following=after)
     positions = write.step("positions", x, _DONE)
     left_over = {f"{NEXT}{name}": node for name, node in kept.items()}
-    return write.program(**_crossed(write, x, positions, dimensions), **left_over)
+    return write.program(**_project_cross_caches(write, x, positions, dimensions), **left_over)
 
 
 def _finish(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
@@ -245,19 +245,21 @@ def _finish(write: ProgramWriter, dimensions: "MoonshineDimensions") -> Program:
         keys, values = Node(f"key_{i}"), Node(f"value_{i}")
         hidden, query = (Node(f"{name}_{i}") for name in ("pending", "query"))
         if x is not None:
-            new_query, key, value = write.chunk(_projected(write, x, i, dimensions), 3)
-            keys, values = _joined(write, keys.name, key), _joined(write, values.name, value)
-            hidden = _joined(write, hidden.name, x) if after else x
-            query = _joined(write, query.name, new_query) if after else new_query
+            new_query, key, value = write.chunk(_project(write, x, i, dimensions), 3)
+            keys, values = _join(write, keys.name, key), _join(write, values.name, value)
+            hidden = _join(write, hidden.name, x) if after else x
+            query = _join(write, query.name, new_query) if after else new_query
         elif not after:
             continue
-        x = _continued(write, hidden, (query, keys, values), i, dimensions)
+        x = _attend_in_window(write, hidden, (query, keys, values), i, dimensions)
     if x is None:
         return write.program()
-    return write.program(**_crossed(write, x, write.step("positions", x, _DONE), dimensions))
+    return write.program(
+        **_project_cross_caches(write, x, write.step("positions", x, _DONE), dimensions)
+    )
 
 
-def _joined(write: ProgramWriter, name: str, new: Node) -> Node:
+def _join(write: ProgramWriter, name: str, new: Node) -> Node:
     return write.step("cat", [Node(name), new], 1)
 
 

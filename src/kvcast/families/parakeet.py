@@ -135,7 +135,7 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     token = write.step("sub", TOKENS, write.step("mul", position, dimensions.tokens))
     x = write.step("flatten", gather_embeddings(write, position), 0, 1)
     if dimensions.prediction_layers:
-        x = write.step("add", x, _predicted(write, token, dimensions))
+        x = write.step("add", x, _predict(write, token, dimensions))
         x = write.step(dimensions.activation, x)
     x = select_asked(write, write.step("unsqueeze", x, 1))
     shape = dimensions.vocab_size, dimensions.width
@@ -143,7 +143,7 @@ def _decode(write: ProgramWriter, dimensions: ParakeetDimensions) -> Program:
     return write.program(logits=split_rows(write, logits))
 
 
-def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
+def _predict(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions) -> Node:
     """[rows, width]; updates the states."""
     layers, width = dimensions.prediction_layers, dimensions.width
     has_begun = write.step("unsqueeze", write.step("ge", LENGTHS, 1), 1)
@@ -153,7 +153,7 @@ def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions
     fresh: list[Node] = []
     parts = write.split(held, [width] * 2 * layers)
     for i in range(layers):
-        x, cell = _remembered(write, x, parts[2 * i : 2 * i + 2], f"prediction.layers.{i}", width)
+        x, cell = _lstm(write, x, parts[2 * i : 2 * i + 2], f"prediction.layers.{i}", width)
         fresh += [x, cell]
     is_blank = write.step("where", write.step("eq", token, dimensions.blank), 1, 0)
     stays = write.step("eq", write.step("where", has_begun, is_blank, 0), 1)
@@ -163,7 +163,7 @@ def _predicted(write: ProgramWriter, token: Node, dimensions: ParakeetDimensions
     return write.linear(output, "prediction.out", (width, width), bias=True)
 
 
-def _remembered(
+def _lstm(
     write: ProgramWriter, x: Node, before: Sequence[Node], name: str, width: int
 ) -> tuple[Node, Node]:
     """Output and cell of an LSTM layer, from the previous ones."""
@@ -172,11 +172,11 @@ def _remembered(
     gates = write.linear(both, name, (4 * width, 2 * width), bias=True)
     taken, kept, new, given = write.chunk(gates, 4)
 
-    def opened(gate: Node, value: Node) -> Node:
+    def gate_of(gate: Node, value: Node) -> Node:
         return write.step("gated", gate, value, activation="sigmoid")
 
-    cell = write.step("add", opened(kept, cell), opened(taken, write.step("tanh", new)))
-    return opened(given, write.step("tanh", cell)), cell
+    cell = write.step("add", gate_of(kept, cell), gate_of(taken, write.step("tanh", new)))
+    return gate_of(given, write.step("tanh", cell)), cell
 
 
 def _probe(dimensions: ParakeetDimensions) -> Probe:

@@ -100,17 +100,17 @@ def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
     block, scale = Block(write, dimensions, dimensions.decoder_inner), dimensions.head_dim**-0.5
     width, vocab = dimensions.width, dimensions.vocab_size
     places = dimensions.target_positions, new_positions(write)
-    x = block.embedded("embedding.weight", vocab, TOKENS, *places, "decoder")
+    x = block.embed("embedding.weight", vocab, TOKENS, *places, "decoder")
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
         name = f"{layer}.self_attention"
-        x = block.mixed(x, attend(write, i, block.qkv(x, name), scale), name)
+        x = block.add_attention(x, attend(write, i, block.qkv(x, name), scale), name)
         name = f"{layer}.cross_attention"
         query = write.linear(block.before(x, name), f"{name}.query", (width, width), bias=True)
         cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
-        x = block.mixed(x, write.step("cross_attention", query, *cross), name)
-        x = block.fed(x, layer)
-    ended = block.ended(join_rows(write, select_asked(write, x)), "decoder")
+        x = block.add_attention(x, write.step("cross_attention", query, *cross), name)
+        x = block.add_feed_forward(x, layer)
+    ended = block.final_norm(join_rows(write, select_asked(write, x)), "decoder")
     logits = write.linear(ended, dimensions.head, (vocab, width), bias=dimensions.head_bias)
     return write.program(logits=split_rows(write, logits))
 
@@ -121,7 +121,7 @@ class Block:
     dimensions: StackSizes
     inner: int
 
-    def embedded(
+    def embed(
         self, table: str, vocab_size: int, tokens: Node, longest: int, positions: Node, stack: str
     ) -> Node:
         write, width = self.write, self.dimensions.width
@@ -131,10 +131,10 @@ class Block:
         late = self.dimensions.late_positions and stack == "decoder"
         embedding_norm = self.dimensions.embedding_norm
         if embedding_norm and late:
-            x = self._normed(x, f"{stack}.embedding")
+            x = self._norm(x, f"{stack}.embedding")
         places = write.embedding(f"{stack}.positions", positions, (longest, width))
         x = write.step("add", x, places)
-        return self._normed(x, f"{stack}.embedding") if embedding_norm and not late else x
+        return self._norm(x, f"{stack}.embedding") if embedding_norm and not late else x
 
     def qkv(self, x: Node, name: str) -> list[Node]:
         width = self.dimensions.width
@@ -143,32 +143,32 @@ class Block:
             self.write.linear(self.before(x, name), f"{name}.qkv", shape, bias=True), 3
         )
 
-    def mixed(self, x: Node, mixed: Node, name: str) -> Node:
+    def add_attention(self, x: Node, mixed: Node, name: str) -> Node:
         width = self.dimensions.width
         out = self.write.linear(mixed, f"{name}.out", (width, width), bias=True, residual=x)
         return self.after(out, name)
 
     def before(self, x: Node, name: str) -> Node:
         """Return the input of a part of a layer."""
-        return self._normed(x, name) if self.dimensions.norm_first else x
+        return self._norm(x, name) if self.dimensions.norm_first else x
 
     def after(self, x: Node, name: str) -> Node:
         """Return the result of a part of a layer, from its residual sum."""
-        return x if self.dimensions.norm_first else self._normed(x, name)
+        return x if self.dimensions.norm_first else self._norm(x, name)
 
-    def fed(self, x: Node, layer: str) -> Node:
+    def add_feed_forward(self, x: Node, layer: str) -> Node:
         write, name, activation = self.write, f"{layer}.feed_forward", self.dimensions.activation
         up, before = (self.inner, self.dimensions.width), self.before(x, name)
         inner = write.linear(before, f"{name}.up", up, bias=True, activation=activation)
         down = write.linear(inner, f"{name}.down", up[::-1], bias=True, residual=x)
         return self.after(down, name)
 
-    def ended(self, x: Node, stack: str) -> Node:
+    def final_norm(self, x: Node, stack: str) -> Node:
         if not self.dimensions.final_norm:
             return x
         return self.write.layer_norm(x, f"{stack}.norm", self.dimensions.width, _EPSILON)
 
-    def _normed(self, x: Node, name: str) -> Node:
+    def _norm(self, x: Node, name: str) -> Node:
         return self.write.layer_norm(x, f"{name}_norm", self.dimensions.width, _EPSILON)
 
 

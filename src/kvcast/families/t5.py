@@ -139,7 +139,7 @@ def _encode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         mixed = write.step("encoder_attention", *qkv, dimensions.heads, 1.0, SOURCE_LENGTHS, bias)
         out = f"{layer}.self_attention.out"
         x = write.linear(mixed, out, (width, mixed_width), residual=x)
-        x = _fed(write, x, layer, dimensions)
+        x = _feed_forward(write, x, layer, dimensions)
     encoded = write.rms_norm(x, "encoder.norm", width, dimensions.norm_eps)
     sizes = dimensions.decoder_layers, (2 * mixed_width, width), dimensions.heads
     return write.program(**project_cross_caches(write, encoded, *sizes, bias=False))
@@ -168,7 +168,7 @@ def _decode(write: ProgramWriter, dimensions: T5Dimensions) -> Program:
         cross = (*cache_of("cross", i), 1.0, SOURCE_LENGTHS, *cross_bias)
         mixed = write.step("cross_attention", query, *cross)
         x = write.linear(mixed, f"{layer}.cross_attention.out", out, residual=x)
-        x = _fed(write, x, layer, dimensions)
+        x = _feed_forward(write, x, layer, dimensions)
     asked = join_rows(write, select_asked(write, x))
     normed = write.rms_norm(asked, "decoder.norm", width, epsilon)
     if dimensions.logit_scale != 1:
@@ -183,7 +183,7 @@ def _qkv(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) ->
     return write.chunk(write.linear(normed, f"{name}.qkv", (3 * dimensions.mixed, width)), 3)
 
 
-def _fed(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
+def _feed_forward(write: ProgramWriter, x: Node, layer: str, dimensions: T5Dimensions) -> Node:
     width, inner = dimensions.width, dimensions.inner
     block, activation = f"{layer}.feed_forward", dimensions.activation
     normed = write.rms_norm(x, f"{block}_norm", width, dimensions.norm_eps)

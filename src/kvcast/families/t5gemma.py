@@ -126,7 +126,7 @@ def _stack(fields: Mapping[str, Any]) -> GemmaStack:
 def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     stack = dimensions.encoder
     block = _writer(write, dimensions, "encoder")
-    x = _embedded(write, dimensions, "encoder", SOURCE)
+    x = _embed(write, dimensions, "encoder", SOURCE)
     for i, window in enumerate(stack.windows):
         name = f"encoder.layers.{i}.self_attention"
         mixed = write.step(
@@ -139,7 +139,7 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
             window=window or 0,
             softcap=stack.attention_softcap,
         )
-        x = block.fed(block.added(x, mixed, name), i)
+        x = block.feed_forward(block.add(x, mixed, name), i)
     encoded = write.rms_norm(x, "encoder.norm", stack.width, stack.norm_eps)
     decoder, layers = dimensions.decoder, range(dimensions.decoder.layers)
     if not dimensions.merged:
@@ -154,9 +154,9 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
 def _decode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     block = _writer(write, dimensions, "decoder")
     attends = _attends_to_both if dimensions.merged else _attends_to_each
-    x = _embedded(write, dimensions, "decoder", TOKENS)
+    x = _embed(write, dimensions, "decoder", TOKENS)
     for i in range(block.stack.layers):
-        x = block.fed(attends(block, x, i), i)
+        x = block.feed_forward(attends(block, x, i), i)
     x, width = join_rows(write, select_asked(write, x)), block.stack.width
     normed = write.rms_norm(x, "decoder.norm", width, block.stack.norm_eps)
     head, shape = "decoder.embedding" if dimensions.tied else "head", (dimensions.vocab_size, width)
@@ -169,13 +169,13 @@ def _attends_to_each(block: StackWriter, x: Node, i: int) -> Node:
     stack, name = block.stack, f"decoder.layers.{i}.self_attention"
     qkv = block.qkv(block.before(x, name), name)
     mixed = attend(block.write, i, qkv, stack.attention_scale, **_own_cache(block, i))
-    x = block.added(x, mixed, name)
+    x = block.add(x, mixed, name)
     name = f"decoder.layers.{i}.cross_attention"
     query = block.query(block.before(x, name), name)
     cross = (*cache_of("cross", i), stack.attention_scale, SOURCE_LENGTHS)
     softcap = stack.attention_softcap
     mixed = block.write.step("cross_attention", query, *cross, softcap=softcap)
-    return block.added(x, mixed, name)
+    return block.add(x, mixed, name)
 
 
 def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
@@ -185,7 +185,7 @@ def _attends_to_both(block: StackWriter, x: Node, i: int) -> Node:
     cross = {"cross_key": key, "cross_value": value, "cross_lengths": SOURCE_LENGTHS}
     qkv = (block.query(normed, name), *block.key_value(normed, name))
     mixed = attend(block.write, i, qkv, scale, **_own_cache(block, i), **cross)
-    return block.added(x, mixed, name)
+    return block.add(x, mixed, name)
 
 
 def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _own_cache(block: StackWriter, i: int) -> dict[str, Any]:
     return {"window": window, "softcap": softcap, **block.angles(i)}
 
 
-def _embedded(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str, tokens: Node) -> Node:
+def _embed(write: ProgramWriter, dimensions: T5GemmaDimensions, name: str, tokens: Node) -> Node:
     owner = name if name in dimensions.tables else "decoder"
     width = dimensions.stacks[name].width
     x = write.embedding(f"{owner}.embedding.weight", tokens, (dimensions.tables[owner], width))

@@ -130,15 +130,15 @@ def _decode(write: ProgramWriter, dimensions: UnilmDimensions) -> Program:
     empty = write.step("eq", LENGTHS, 0)
     # The cached positions of other rows all count as source: a target position sees them all.
     sources = write.step("where", empty, write.size(TOKENS, 1), LENGTHS)
-    return _prefixed(write, dimensions, positions, sources)
+    return _write_prefix(write, dimensions, positions, sources)
 
 
 def _whole(dimensions: UnilmDimensions) -> Program:
     write = ProgramWriter([*_programs(dimensions)["decode"].inputs, "sources"])
-    return _prefixed(write, dimensions, new_positions(write, "int32"), Node("sources"))
+    return _write_prefix(write, dimensions, new_positions(write, "int32"), Node("sources"))
 
 
-def _prefixed(
+def _write_prefix(
     write: ProgramWriter, dimensions: UnilmDimensions, positions: Node, sources: Node
 ) -> Program:
     """Write a program over new tokens at positions, of rows with sources of these lengths."""

@@ -146,7 +146,7 @@ def _encode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         qkv = _qkv(write, x, f"{layer}.attention", d)
         mixed = write.step("encoder_attention", *qkv, heads, scale)
         x = write.linear(mixed, f"{layer}.attention.out", square, bias=True, residual=x)
-        x = _fed(write, x, layer, d)
+        x = _feed_forward(write, x, layer, d)
     encoded = write.layer_norm(x, "encoder.norm", d, _EPSILON)
     sizes = dimensions.decoder_layers, (2 * d, d), dimensions.decoder_heads
     return write.program(**project_cross_caches(write, encoded, *sizes, bias=True))
@@ -169,7 +169,7 @@ def _decode(write: ProgramWriter, dimensions: WhisperDimensions) -> Program:
         queries.append(query)
         mixed = write.step("cross_attention", query, *cache_of("cross", i), scale)
         x = write.linear(mixed, f"{layer}.cross_attention.out", square, bias=True, residual=x)
-        x = _fed(write, x, layer, d)
+        x = _feed_forward(write, x, layer, d)
     normed = join_rows(write, write.layer_norm(select_asked(write, x), "decoder.norm", d, _EPSILON))
     logits = split_rows(write, write.linear(normed, "decoder.embedding", vocab))
     # One selection for all heads: one per head would slow a step measurably.
@@ -183,7 +183,7 @@ def _qkv(write: ProgramWriter, x: Node, name: str, d: int) -> list[Node]:
     return write.chunk(write.linear(normed, f"{name}.qkv", (3 * d, d), bias=True), 3)
 
 
-def _fed(write: ProgramWriter, x: Node, layer: str, d: int) -> Node:
+def _feed_forward(write: ProgramWriter, x: Node, layer: str, d: int) -> Node:
     block = f"{layer}.feed_forward"
     normed = write.layer_norm(x, f"{block}_norm", d, _EPSILON)
     inner = write.linear(normed, f"{block}.up", (4 * d, d), bias=True, activation="gelu")

@@ -13,7 +13,7 @@ from kvcast.checkpoints.source import locate
 from kvcast.errors import UsageError
 from kvcast.families.table import family_with
 from kvcast.inspect.roofline import MachineRates
-from kvcast.inspect.units import duration, plural, prefixed, size, table
+from kvcast.inspect.units import duration, plural, size, table, with_prefix
 from kvcast.inspect.work import PARTS, ModelWork, Work
 from kvcast.loading.components import dimensions_of
 
@@ -140,7 +140,7 @@ def _without(model: ModelWork, question: CostQuery) -> list[Work]:
 def _introduction(cost: Mapping[str, Any]) -> Iterator[str]:
     assumed, machine = cost["assumed"], cost["machine"]
     yield (
-        f"{cost['model']}: {prefixed(cost['parameters'])} weights; a prompt of "
+        f"{cost['model']}: {with_prefix(cost['parameters'])} weights; a prompt of "
         f"{plural(cost['prompt'], 'token')}, then {cost['new']:,} new"
     )
     yield (
@@ -150,7 +150,7 @@ def _introduction(cost: Mapping[str, Any]) -> Iterator[str]:
     if machine is not None:
         yield (
             f"machine: {size(machine['bandwidth'])}/s ({machine['bandwidth_from']}), "
-            f"{prefixed(machine['rate'])}FLOP/s ({machine['rate_from']})"
+            f"{with_prefix(machine['rate'])}FLOP/s ({machine['rate_from']})"
         )
 
 
@@ -181,11 +181,11 @@ def _calls(cost: Mapping[str, Any]) -> Iterator[str]:
         ]
     titles, ways = [title for title, _ in columns], [way for _, way in columns]
     lines = [
-        [_NAMES[part], *(prefixed(way["flop"][part]) for way in ways)]
+        [_NAMES[part], *(with_prefix(way["flop"][part]) for way in ways)]
         for part in PARTS
         if any(way["flop"][part] for way in ways)
     ]
-    lines.append(["all FLOP", *(prefixed(way["flop"]["total"]) for way in ways)])
+    lines.append(["all FLOP", *(with_prefix(way["flop"]["total"]) for way in ways)])
     for kind in ("weights", "cache"):
         lines.append([f"{kind} read", *(size(way["bytes"][kind]) for way in ways)])
     if cost["machine"] is not None:
@@ -203,8 +203,8 @@ def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
     saved = sum(without[part] - with_cache[part] for part in kept)
     yield ""
     yield (
-        f"Not projecting keys and values again saves {prefixed(saved)}FLOP, recomputing nothing "
-        f"{prefixed(without['total'] - with_cache['total'])}FLOP "
+        f"Not projecting keys and values again saves {with_prefix(saved)}FLOP, recomputing nothing "
+        f"{with_prefix(without['total'] - with_cache['total'])}FLOP "
         f"({without['total'] / with_cache['total']:,.1f} times)."
     )
     if cost["machine"] is not None:
@@ -213,7 +213,7 @@ def _summary(cost: Mapping[str, Any]) -> Iterator[str]:
         yield f"At best the first token takes {duration(first)} and each next {each}."
 
 
-def counted(model: str, source: int | None = None) -> ModelWork:
+def open_work(model: str, source: int | None = None) -> ModelWork:
     """Return a model to count: a bundle, a checkpoint, a configuration's folder or a hub id.
 
     `source`: tokens of the source. Raises KvcastError; InputMissingError for an unknown name.

@@ -82,7 +82,7 @@ def _rows(program: ProgramTraffic) -> Iterator[Sequence[str]]:
             size(first.read),
             size(first.written),
             ", ".join(dict.fromkeys(f"{cache.kind} {cache.how}" for cache in first.caches)),
-            _listed(first.operators),
+            _join(first.operators),
         )
     yield (
         "all",
@@ -108,7 +108,7 @@ def _span(layers: Sequence[LayerTraffic]) -> str:
     return f"{stack}s {first} to {layers[-1].name.rpartition(' ')[2]}"
 
 
-def _listed(operators: Mapping[str, int]) -> str:
+def _join(operators: Mapping[str, int]) -> str:
     shown = [f"{name} {count}" for name, count in [*operators.items()][:_MOST_OPERATORS]]
     more = len(operators) - len(shown)
     return ", ".join([*shown, *([f"{plural(more, 'other')}"] if more else [])])

@@ -182,7 +182,7 @@ _HIDDEN = "#eceff1"
 
 def draw(title: str, masks: Sequence[Mask]) -> str:
     """SVG: coloured cells are seen, grey ones not, blank ones of other rows."""
-    panels, width, height = _placed(masks)
+    panels, width, height = _lay_out(masks)
     used = sorted({row for mask in masks for row, _ in mask.queries})
     body = [
         f'<text class="h" x="{_GAP}" y="24">{title}</text>',
@@ -208,7 +208,7 @@ def _style(masks: Sequence[Mask]) -> str:
     )
 
 
-def _placed(masks: Sequence[Mask]) -> tuple[list[tuple[Mask, int, int]], int, int]:
+def _lay_out(masks: Sequence[Mask]) -> tuple[list[tuple[Mask, int, int]], int, int]:
     panels = []
     x, y, line, widest = _GAP, 0, 0, _WIDTH
     for mask in masks:

@@ -191,7 +191,7 @@ class MachineRates:
         """
         if bandwidth is not None and rate is not None:
             return cls(bandwidth=bandwidth, rate=rate)
-        rates = _measured(threads, step_bytes)
+        rates = _measure(threads, step_bytes)
         products = ("fp32",) if bytes_per_weight >= FLOAT32 else ("int8", "fp32")
         fastest = max(products, key=rates.__getitem__)
         measured = f"measured with {plural(threads, 'thread')}"
@@ -207,7 +207,7 @@ class MachineRates:
         return cost.seconds({"fp32": self.rate, "read": self.bandwidth})
 
 
-def _measured(threads: int, step_bytes: float) -> Mapping[str, float]:
+def _measure(threads: int, step_bytes: float) -> Mapping[str, float]:
     # The native runtime's one line, in this process.
     chosen_isa()
     with Remote(Rates(threads), {}) as remote:

@@ -89,7 +89,7 @@ class Schedule:
             yield f"step {i}", (1,) * len(self.lengths)
 
     def title(self) -> str:
-        prompts = f"prompt{'s' * (len(self.lengths) > 1)} of {_listed(self.lengths)}"
+        prompts = f"prompt{'s' * (len(self.lengths) > 1)} of {_join(self.lengths)}"
         sees = f"a window of {self.window}" if self.window else "no window"
         return (
             f"{prompts} in chunks of {self.chunk}, then {plural(self.new, 'step')}; "
@@ -117,7 +117,7 @@ def label(row: int, position: int) -> str:
     return f"{row_name(row)}{position}"
 
 
-def _listed(counts: Sequence[int]) -> str:
+def _join(counts: Sequence[int]) -> str:
     """As in `4, 1 and 3 tokens`."""
     *others, last = map(str, counts)
     if others:

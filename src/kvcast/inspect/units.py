@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
-def prefixed(value: float) -> str:
+def with_prefix(value: float) -> str:
     """As in `26.8 P` for 2.68e16; a unit can follow directly."""
     for prefix in _PREFIXES[:-1]:
         if abs(value) < 999.5:
@@ -15,7 +15,7 @@ def prefixed(value: float) -> str:
 
 
 def size(count: float) -> str:
-    return f"{prefixed(count)}B"
+    return f"{with_prefix(count)}B"
 
 
 def plural(count: int, noun: str) -> str:

@@ -57,10 +57,10 @@ class Op:
         return prod(self.shape(0)[:-1]) == ASKED
 
     def shape(self, argument: int) -> Shape:
-        shape: Shape = self.resolved(self.step.arguments[argument])
+        shape: Shape = self.resolve(self.step.arguments[argument])
         return shape
 
-    def resolved(self, given: Any) -> Any:  # a shape, a number or a list
+    def resolve(self, given: Any) -> Any:  # a shape, a number or a list
         return resolve(given, self.nodes, self.constants)
 
     def constant(self, argument: int) -> Constant:
@@ -162,7 +162,7 @@ class DecodeCounts:
             of = Attention(op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
             self.attentions.append(of)
         elif op.name in _STATE_PRODUCTS:
-            state = op.resolved(op.step.arguments[-3])
+            state = op.resolve(op.step.arguments[-3])
             self.rewriting += _STATE_PRODUCTS[op.name] * prod(state[1:])
 
     def _add_product(self, op: Op) -> None:
@@ -179,7 +179,7 @@ class DecodeCounts:
         self.attentions.append(own := Attention.of(op, call, keys))
         self.written_keys += 2 * keys
         if call.crosses:
-            shape = op.resolved(call.cross_key)
+            shape = op.resolve(call.cross_key)
             self.cross += 2 * prod(shape)
             self.attentions.append(replace(own, keys=0, cross=shape[2]))
         for name, _ in {_projection(part, self._steps) for part in (call.key, call.value)}:

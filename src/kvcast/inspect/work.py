@@ -157,8 +157,9 @@ class ModelWork:
             matrices=decode.matrices + sum(used * of.size for used, of in routed),
             table=prod(self.shapes[decode.head]),
             columns=decode.columns,
-            held=rows * (read + self._convolved(length) + (self._states if held else 0)),
-            written=each * (decode.written_keys + self._convolved(None)) + rewritten * self._states,
+            held=rows * (read + self._convolution_inputs(length) + (self._states if held else 0)),
+            written=each * (decode.written_keys + self._convolution_inputs(None))
+            + rewritten * self._states,
             cross=inputs * decode.cross + each * decode.embedded,
         )
 
@@ -206,7 +207,7 @@ class ModelWork:
     def _sizes(self) -> Mapping[str, int]:
         return {"source": self.source, **self.family.longest(self.dimensions, self.source)}
 
-    def _convolved(self, length: int | None) -> int:
+    def _convolution_inputs(self, length: int | None) -> int:
         """Count inputs that convolutions read after `length` positions; None: of one."""
         return sum(
             run.layers

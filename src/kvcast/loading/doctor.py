@@ -54,7 +54,7 @@ def examine(
     """Test everything, a few parts at a time; takes some seconds and never raises."""
     bundle = model if model is not None and is_bundle(Path(model)) else None
     with ThreadPoolExecutor(max(2, available_cores())) as pool:
-        opened = pool.submit(_opened, bundle) if bundle is not None else None
+        opened = pool.submit(_open, bundle) if bundle is not None else None
         runtimes = [pool.submit(_runtime, name) for name in RUNTIMES]
         library = pool.submit(_library)
         cuda = pool.submit(_cuda)
@@ -71,7 +71,7 @@ def examine(
             parts=[part.result() for part in parts],
             cache=_cache(cache_dir()),
             bundle=result,
-            model=None if native is None else _examined(native, prove, adapters),
+            model=None if native is None else _examine(native, prove, adapters),
         )
 
 
@@ -140,18 +140,20 @@ def _runtime(name: str) -> RuntimeFinding:
     result, problem = _ask("runtime", name)
     if problem:
         extra = RUNTIMES[name].extra
-        why = problem if extra is None else _advised(problem, extra)
+        why = problem if extra is None else _advise(problem, extra)
         return RuntimeFinding(name=name, usable=False, versions={}, problem=why)
-    return RuntimeFinding(name=name, usable=True, problem=_untested(result["versions"]), **result)
+    return RuntimeFinding(
+        name=name, usable=True, problem=_untested_versions(result["versions"]), **result
+    )
 
 
-def _advised(problem: str, extra: str) -> str:
+def _advise(problem: str, extra: str) -> str:
     package = f"'kvcast[{extra}]'" if extra else "kvcast"
     advice = "" if not problem or "pip install" in problem else f": pip install {package}"
     return problem + advice
 
 
-def _untested(installed: Mapping[str, str]) -> str:
+def _untested_versions(installed: Mapping[str, str]) -> str:
     """Name packages whose version is outside the range that kvcast was tested with."""
     try:
         from packaging.requirements import Requirement
@@ -170,7 +172,7 @@ def _untested(installed: Mapping[str, str]) -> str:
 def _part(name: str, modules: Iterable[str], use: str, extra: str) -> OptionalPackage:
     versions, problem = _ask("part", *modules)
     return OptionalPackage(
-        name=name, use=use, versions=versions or {}, problem=_advised(problem, extra)
+        name=name, use=use, versions=versions or {}, problem=_advise(problem, extra)
     )
 
 
@@ -197,7 +199,7 @@ def _cache(folder: Path) -> CacheFolder:
     return CacheFolder(folder=str(folder), bytes=held, problem=problem)
 
 
-def _opened(path: str) -> Opened:
+def _open(path: str) -> Opened:
     try:
         runtime = read_bundle(Path(path)).runtime
     except (KvcastError, OSError) as error:
@@ -207,6 +209,6 @@ def _opened(path: str) -> Opened:
     return Opened(path=path, runtime=runtime, problem=problem)
 
 
-def _examined(model: str, prove: bool, adapters: Sequence[str]) -> Examined:
+def _examine(model: str, prove: bool, adapters: Sequence[str]) -> Examined:
     report, problem = _ask("model", model, "prove" if prove else "", *adapters)
     return Examined(path=model, problem=problem, **(report or {}))

@@ -21,7 +21,7 @@ from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
-from kvcast.loading.export_proof import TOLERANCE, at_once, likeliest, stepped, steps_of
+from kvcast.loading.export_proof import TOLERANCE, at_once, generate_greedily, likeliest, steps_of
 from kvcast.loading.opening import NO_ADAPTERS, Model, checked_dimensions, open_model
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
@@ -74,7 +74,9 @@ def proof(source: Source, manifest: Manifest, runtime: Runtime) -> dict[str, Any
     """Compare a runtime's greedy tokens and logits with the plain kernels'."""
     family, dimensions = source.family, source.dimensions
     probe = family.probe(dimensions)
-    generated_rs, stepped_rsv = stepped(runtime, probe, steps_of(family, dimensions, probe))
+    generated_rs, stepped_rsv = generate_greedily(
+        runtime, probe, steps_of(family, dimensions, probe)
+    )
     del runtime
     plain = _runtime(source, *source.open(PLAIN))
     whole_rsv = at_once(plain, family, probe, generated_rs)
@@ -110,14 +112,14 @@ def _bundle(folder: Path) -> Source:
             f"{folder} is a bundle for {manifest.runtime}: its proof is in its bundle.json"
         )
 
-    def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:
+    def open_with(instructions: str | None) -> tuple[Manifest, Interpreter]:
         return manifest, bundles.open_bundle(folder, manifest, available_cores(), instructions)
 
     return Source(
         family=family_of(manifest.family),
         dimensions=checked_dimensions(folder, manifest),
         parts_of=lambda _: (),
-        open=opened,
+        open=open_with,
     )
 
 
@@ -125,14 +127,14 @@ def _checkpoint(place: Path, adapters: Sequence[Adapter]) -> Source:
     checkpoint = open_checkpoint(place, adapters)
     precision = RUNTIMES[_NATIVE].choose_opening(PrecisionRequest())
 
-    def opened(instructions: str | None) -> tuple[Manifest, Interpreter]:
+    def open_with(instructions: str | None) -> tuple[Manifest, Interpreter]:
         return bundles.open_checkpoint(checkpoint, precision, available_cores(), instructions)
 
     return Source(
         family=checkpoint.family,
         dimensions=checkpoint.dimensions,
         parts_of=checkpoint.tensors.parts_of,
-        open=opened,
+        open=open_with,
         unused=checkpoint.tensors.unused,
     )
 

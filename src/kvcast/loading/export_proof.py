@@ -30,7 +30,9 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     dimensions = reference.dimensions
     family = family_with(dimensions)
     probe = family.probe(dimensions)
-    generated_rs, stepped_rsv = stepped(candidate, probe, steps_of(family, dimensions, probe))
+    generated_rs, stepped_rsv = generate_greedily(
+        candidate, probe, steps_of(family, dimensions, probe)
+    )
     whole_rsv = _whole(reference, probe, generated_rs)
     record = _record(generated_rs, stepped_rsv, whole_rsv, exact=exact)
     record[KEY] = record_of(generated_rs, stepped_rsv, whole_rsv)
@@ -227,7 +229,7 @@ def cache_for(runtime: Any, probe: Probe, capacity: int) -> Any:
     return runtime.reset(runtime.encode(cache, rows, *probe.source), rows, rows)
 
 
-def stepped(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]:
+def generate_greedily(runtime: Runtime, probe: Probe, steps: int) -> tuple[Int64, Float32]:
     """Generate tokens [rows, steps], each the likeliest; return them and their logits."""
     cache = cache_for(runtime, probe, longest_prompt(probe) + steps - 1)
     new: Sequence[Int64] = list(probe.prompts)

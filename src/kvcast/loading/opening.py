@@ -108,7 +108,7 @@ def open_model(
     """
     runtime, request = params.runtime, params.precision
     threads = params.threads or available_cores()
-    place = located(model, params.on_phase)
+    place = locate_model(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, runtime)
     adapters = _adapters(folder, package, params)
@@ -117,7 +117,7 @@ def open_model(
         manifest = read_on_trust(package)
     elif is_bundle(folder):
         manifest = read_bundle(folder)
-    elif direct := _opened_directly(folder, str(model), params, task, threads, adapters):
+    elif direct := _open_directly(folder, str(model), params, task, threads, adapters):
         return direct
     else:
         folder, manifest = export_once(folder, str(model), params, task, adapters)
@@ -127,7 +127,7 @@ def open_model(
         check_in_child(folder, manifest, trust=params.trust)
     opened_bundle = _open_bundle(folder, manifest, threads)
     about = notices_of(adapters, str(model))
-    opened = _opened(opened_bundle, manifest.runtime, params, package, about)
+    opened = _open(opened_bundle, manifest.runtime, params, package, about)
     return opened if package is not None else replace(opened, bundle=folder)
 
 
@@ -137,7 +137,7 @@ def _adapters(folder: Path, package: Path | None, params: LoadParams) -> list[Ad
     return open_adapters(params.adapter, params.on_phase)
 
 
-def _opened_directly(
+def _open_directly(
     folder: Path,
     name: str,
     params: LoadParams,
@@ -157,10 +157,10 @@ def _opened_directly(
     else:
         opened = _eager(checkpoint, precision, threads)
     model: Model = model_of(opened, checkpoint.dimensions, checkpoint.text)
-    return _opened(model, runtime, params, None, notices_of(adapters, name))
+    return _open(model, runtime, params, None, notices_of(adapters, name))
 
 
-def _opened(
+def _open(
     model: Model,
     runtime: str,
     params: LoadParams,
@@ -180,7 +180,7 @@ def _opened(
 
 def model_digest(model: str | Path, params: LoadParams) -> str:
     """SHA-256 (hexadecimal) of the model that `load` would open: of the files, or the manifest."""
-    place = located(model, params.on_phase)
+    place = locate_model(model, params.on_phase)
     folder = bundle_of(place)
     package = unvouched_package(place, params.runtime)
     adapters = _adapters(folder, package, params)
@@ -193,7 +193,7 @@ def model_digest(model: str | Path, params: LoadParams) -> str:
         raise InputOutputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def located(model: str | Path, on_phase: OnPhase) -> Path:
+def locate_model(model: str | Path, on_phase: OnPhase) -> Path:
     return Path(model) if is_package(Path(model)) else locate(str(model), on_phase)
 
 
@@ -344,7 +344,7 @@ def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraff
 
     A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
     """
-    place = located(model, params.on_phase)
+    place = locate_model(model, params.on_phase)
     folder, package = bundle_of(place), unvouched_package(place, params.runtime)
     if package is not None:
         folder, manifest = package.parents[1], read_on_trust(package)

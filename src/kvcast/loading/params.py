@@ -30,7 +30,7 @@ def _by_runtime(names: Sequence[str], attribute: str) -> str:
     return ", ".join(f"{value} on {' and '.join(having)}" for value, having in values.items())
 
 
-def _described(names: Sequence[str]) -> str:
+def _describe(names: Sequence[str]) -> str:
     described = []
     for name in names:
         runtime = RUNTIMES[name]
@@ -50,7 +50,7 @@ def _following_recipes() -> str:
 def _runtime(names: Callable[[], Sequence[str]], means: str, default: str) -> Option:
     return Option(
         group=LOADING,
-        help=lambda: f"{means} ({_described(names())})",
+        help=lambda: f"{means} ({_describe(names())})",
         check=Choice(names),
         shown=default,
     )

@@ -25,7 +25,7 @@ from kvcast.quantizing.search import (
     moves_of,
     product_seconds,
     seconds_per_token,
-    timed,
+    time_in_turns,
 )
 from kvcast.quantizing.trials import CROSS_CACHE, SELF_CACHE, Trials, with_precision
 from kvcast.spec.recipes import CACHES, Recipe
@@ -82,7 +82,7 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
     trials = Trials(checkpoint, exact.runtime.interpreter, samples, threads, params.on_phase)
     name = Path(model).resolve().name if Path(model).exists() else model
     start = Recipe(model=name, sha256=fingerprint(place, adapters), matrices=trials.uniform("fp32"))
-    return _Finding(trials, start, params).found()
+    return _Finding(trials, start, params).find()
 
 
 class _Finding:
@@ -91,10 +91,10 @@ class _Finding:
         self._positions = sum(sample.positions for sample in trials.samples)
         self._known: dict[Recipe, float] = {}
 
-    def found(self) -> Found:
+    def find(self) -> Found:
         self._params.on_phase("timing matrices")
         seconds = product_seconds(self._trials)
-        alone = self._alone(seconds)
+        alone = self._try_alone(seconds)
         search = Search(
             start=self._start,
             moves=moves_of(alone),
@@ -102,7 +102,7 @@ class _Finding:
             apply=with_precision,
             measure=self._flips,
         )
-        recipe = self._labelled(search.run())
+        recipe = self._label(search.run())
         points = self._points(recipe)
         return Found(
             recipe=recipe,
@@ -118,7 +118,7 @@ class _Finding:
             self._known[recipe] = self._trials.difference(self._trials.runtime(recipe)).share
         return self._known[recipe]
 
-    def _alone(self, seconds: Mapping[str, Mapping[str, float]]) -> dict[str, list[Level]]:
+    def _try_alone(self, seconds: Mapping[str, Mapping[str, float]]) -> dict[str, list[Level]]:
         """Try each matrix, and both kinds of caches, alone in each precision."""
         sizes, least = self._trials, self._positions // _ALONE
         parts = list(self._parts())
@@ -159,13 +159,15 @@ class _Finding:
 
     def _seconds(self, recipes: Sequence[Recipe]) -> list[float]:
         runtimes = [self._trials.runtime(recipe) for recipe in recipes]
-        return [each.median for each in self._timed(runtimes)]
+        return [each.median for each in self._time(runtimes)]
 
-    def _timed(self, runtimes: Sequence[Any]) -> list[Timed]:
+    def _time(self, runtimes: Sequence[Any]) -> list[Timed]:
         first = self._trials.samples[0]
-        return timed([partial(seconds_per_token, each, first) for each in runtimes], WHOLE_ROUNDS)
+        return time_in_turns(
+            [partial(seconds_per_token, each, first) for each in runtimes], WHOLE_ROUNDS
+        )
 
-    def _labelled(self, recipe: Recipe) -> Recipe:
+    def _label(self, recipe: Recipe) -> Recipe:
         return replace(
             recipe,
             measured={
@@ -193,7 +195,7 @@ class _Finding:
             if recipe not in (chosen, self._start)
         }
         runtimes = [trials.runtime(recipe) for recipe in recipes.values()]
-        times = self._timed([*(runtime for runtime, _ in plain.values()), *runtimes])
+        times = self._time([*(runtime for runtime, _ in plain.values()), *runtimes])
         points = [
             Measured(
                 name=name,

@@ -149,7 +149,7 @@ class Timed:
         return cls(median=median(seconds), least=min(seconds), most=max(seconds))
 
 
-def timed(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[Timed]:
+def time_in_turns(calls: Sequence[Callable[[], float]], rounds: int = _ROUNDS) -> list[Timed]:
     """Call in turn, after a warm-up of each; a call returns its seconds."""
     for call in calls:
         call()
@@ -179,7 +179,7 @@ def product_seconds(trials: Trials) -> dict[str, dict[str, float]]:
     """
     seconds: dict[str, dict[str, float]] = {}
     for rows, share, names in _alike(trials):
-        for name, by_precision in _measured(trials, names, rows):
+        for name, by_precision in _measure(trials, names, rows):
             each = seconds.setdefault(name, dict.fromkeys(by_precision, 0.0))
             for precision, taken in by_precision.items():
                 each[precision] += taken * share
@@ -202,13 +202,13 @@ def _alike(trials: Trials) -> Iterator[tuple[int, float, list[str]]]:
             yield rows, share, names
 
 
-def _measured(
+def _measure(
     trials: Trials, names: Sequence[str], rows: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
     precisions = trials.choices[names[0]]
     calls = [_call(trials, trials.packed[precision], names, rows) for precision in precisions]
     turns = _ROUNDS if rows == 1 else _FEW_ROUNDS
-    taken = [each.median / len(names) for each in timed(calls, turns)]
+    taken = [each.median / len(names) for each in time_in_turns(calls, turns)]
     for name in names:
         yield name, dict(zip(precisions, taken, strict=True))
 

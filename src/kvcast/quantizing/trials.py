@@ -81,12 +81,10 @@ class Trials:
         whole = {part: packed for part, packed in exact.constants.items() if part in wanted}
         self.packed: Mapping[str, Mapping[Constant, Any]] = {
             MATRICES[0]: whole,
-            **{
-                precision: self._packed_as(precision, whole, on_phase) for precision in MATRICES[1:]
-            },
+            **{precision: self._pack(precision, whole, on_phase) for precision in MATRICES[1:]},
         }
         self._expected = [
-            [_expected(logits_nv) for logits_nv in self._predictions(self.exact_runtime, i)]
+            [_expect(logits_nv) for logits_nv in self._predictions(self.exact_runtime, i)]
             for i in range(len(samples))
         ]
         self._encoded: dict[int, Sequence[NDArray[Any]]] = {}
@@ -202,7 +200,7 @@ class Trials:
         longest = max(sample.length for sample in self.samples)
         return sum(_run_bytes(run, longest, self.source_positions) for run in layers)
 
-    def _packed_as(
+    def _pack(
         self, precision: str, whole: Mapping[Constant, Any], on_phase: OnPhase
     ) -> dict[Constant, Any]:
         checkpoint, dimensions = self._checkpoint, self._checkpoint.dimensions
@@ -241,7 +239,7 @@ def with_precision(recipe: Recipe, target: str, precision: str) -> Recipe:
     return replace(recipe, matrices={**recipe.matrices, target: precision})
 
 
-def _expected(logits_nv: Float32) -> _Expected:
+def _expect(logits_nv: Float32) -> _Expected:
     most = min(_LIKELIEST, logits_nv.shape[1])
     tokens_nk = np.argpartition(-logits_nv, most - 1, axis=-1)[:, :most]
     return _Expected(logits_nv.argmax(axis=-1), tokens_nk, _scores(logits_nv, tokens_nk))

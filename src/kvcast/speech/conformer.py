@@ -141,7 +141,7 @@ class CanaryRecognition(Recognition):
     @override
     def input(self, samples: Float32) -> Input:
         features_tm = normalised_log_mel(samples, self._encoder.n_mels, self._noise)
-        return LogMelFeatures(features_tm, self._encoder.encoded(len(features_tm)))
+        return LogMelFeatures(features_tm, self._encoder.embedding_count(len(features_tm)))
 
     @override
     def prompt(self, positions: int, context: SpeechContext) -> list[int]:
@@ -185,7 +185,7 @@ class ParakeetRecognition(Recognition):
     def input(self, samples: Float32) -> Input:
         encoder = self._dimensions.encoder
         features_tm = normalised_log_mel(samples, encoder.n_mels)
-        return LogMelFeatures(features_tm, encoder.encoded(len(features_tm)))
+        return LogMelFeatures(features_tm, encoder.embedding_count(len(features_tm)))
 
     @override
     def prompt(self, positions: int, context: SpeechContext) -> list[int]:

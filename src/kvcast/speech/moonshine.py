@@ -19,7 +19,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.engine.requests import Input
 from kvcast.families.moonshine import MoonshineDimensions, source_of
-from kvcast.families.moonshine_encoder import streamed
+from kvcast.families.moonshine_encoder import write_streamed_source
 from kvcast.families.programs import StreamedSource
 from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import abilities_of
@@ -116,7 +116,9 @@ class MoonshineModel(SpeechModel):
         )
         start, ends = dimensions.start_token, recognition.ends
         return StreamingMoonshineWindow(
-            StreamingDecoder(self.runtime, streamed(dimensions), sizes, start=start, ends=ends),
+            StreamingDecoder(
+                self.runtime, write_streamed_source(dimensions), sizes, start=start, ends=ends
+            ),
             self.tokenizer.stream,
             partial(recognition.tokens_of, context=context),
             language=context.language or UNKNOWN,

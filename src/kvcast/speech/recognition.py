@@ -120,7 +120,7 @@ class Recognition(ABC):
 @dataclass(frozen=True, eq=False)
 class LogMelFeatures(Input):
     features_tm: Float32
-    encoded: int
+    embedding_count: int
 
     # One chunk alone fills the encoder's GEMMs, and needs no padding.
     most_together: ClassVar[int | None] = 1
@@ -128,13 +128,13 @@ class LogMelFeatures(Input):
     @property
     @override
     def positions(self) -> int:
-        return self.encoded
+        return self.embedding_count
 
     @classmethod
     @override
     def batch(cls, inputs: Sequence[Self]) -> tuple[Float32, Int32]:
         features_btm = np.stack([chunk.features_tm for chunk in inputs])
-        return features_btm, np.array([chunk.encoded for chunk in inputs], np.int32)
+        return features_btm, np.array([chunk.embedding_count for chunk in inputs], np.int32)
 
 
 def features_of(samples: Float32, n_mels: int) -> Float32:
@@ -158,7 +158,7 @@ class AudioFeatures(Input):
     @property
     @override
     def positions(self) -> int:
-        return self.encoder.encoded(len(self.features_tm))
+        return self.encoder.embedding_count(len(self.features_tm))
 
     @classmethod
     @override

@@ -14,7 +14,7 @@ from typing_extensions import override
 from kvcast.audio.decode import SAMPLE_RATE
 from kvcast.audio.mel import HOP, N_FFT, log_mel_frames, normalise
 from kvcast.engine.requests import Input
-from kvcast.families.causal_encoder import CausalEncoder, streamed
+from kvcast.families.causal_encoder import CausalEncoder, write_streamed_source
 from kvcast.families.programs import StreamedSource
 from kvcast.runtimes.base import EncoderDecoder, Float32, exclusive
 from kvcast.speech.abilities import ABILITIES
@@ -195,7 +195,7 @@ class VoxtralRealtimeRecognition(AudioTokenRecognition):
     @property
     def frame_timing(self) -> FrameTiming:
         return FrameTiming(
-            source=streamed(self.audio),
+            source=write_streamed_source(self.audio),
             features=lambda samples: self._features(samples).reshape(
                 -1, self.audio.each * self.audio.n_mels
             ),

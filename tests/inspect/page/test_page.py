@@ -14,10 +14,10 @@ import pytest
 from kvcast.cli import main
 from kvcast.families.programs import CacheLayers
 from kvcast.inspect import cost
-from kvcast.inspect.cost import counted
+from kvcast.inspect.cost import open_work
 from kvcast.inspect.page import Prompts, cost_lines, model_kinds, page, plain_kinds, story
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.units import prefixed
+from kvcast.inspect.units import with_prefix
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 EXAMPLE = Prompts(lengths=(4, 1, 3), chunk=2, new=5)
@@ -84,7 +84,7 @@ def test_positions_and_pairs_are_counted_with_and_without_a_cache():
 
 @pytest.mark.parametrize("name", ["mistral-7b", "t5-small", "whisper-large-v3-turbo"])
 def test_a_models_cost_is_that_of_inspect_cost(name: str):
-    model = counted(str(CONFIGS / name))
+    model = open_work(str(CONFIGS / name))
     prompts = Prompts(lengths=(7,), chunk=7, new=11)
     *_, operations, read = cost_lines(plain_kinds(prompts, None, None), model)
     whole = cost.document(name, model, cost.CostQuery(prompt=7, new=12), None)["calls"]
@@ -95,7 +95,7 @@ def test_a_models_cost_is_that_of_inspect_cost(name: str):
 
 
 def test_rows_of_a_call_share_the_weights_that_it_reads():
-    model = counted(str(CONFIGS / "mistral-7b"))
+    model = open_work(str(CONFIGS / "mistral-7b"))
     read = {
         rows: cost_lines(
             plain_kinds(Prompts(lengths=(4,) * rows, chunk=4, new=2), None, None), model
@@ -156,9 +156,9 @@ def test_the_command_writes_the_page_of_a_model(tmp_path: Path, capsys: pytest.C
         {"name": "a", "prompt": 3, "tokens": ["0:The", "1:quick", "2:fox", "3:a3", "4:a4"]}
     ]
     assert [kind["about"] for kind in told["kinds"]] == ["32 layers, a window of 2, 2 slots a row"]
-    model = counted(str(CONFIGS / "mistral-7b"))
+    model = open_work(str(CONFIGS / "mistral-7b"))
     step = model.call(3, 1).operations
-    assert told["costs"][2]["calls"][2][0] == f"{prefixed(step)}FLOP"
+    assert told["costs"][2]["calls"][2][0] == f"{with_prefix(step)}FLOP"
     assert main(["inspect", "masks", "--html", str(target)]) == 0
     assert [kind["name"] for kind in within(target.read_text())["kinds"]] == ["ring", "linear"]
     whisper = ["inspect", "cache", "--html", str(target), "--model"]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvcast.inspect import schedule as schedules
-from kvcast.inspect.cost import counted
+from kvcast.inspect.cost import open_work
 from kvcast.inspect.masks import masks
 from kvcast.inspect.page import CostLine, LayerKind, Prompts, cost_lines, page, plain_kinds
 from kvcast.inspect.schedule import Schedule
-from kvcast.inspect.units import prefixed
+from kvcast.inspect.units import with_prefix
 from server.page.browsing import chromium, holds
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def check_costs(shown: Any, lines: list[CostLine], index: int) -> None:
     told = shown.locator("#costs").evaluate(CELLS)
     for cells, line in zip(told, lines, strict=True):
         numbers = (line.cached[index], line.recomputed[index], *line.so_far[index])
-        expected = [f"{prefixed(number)}{line.unit}".strip() for number in numbers]
+        expected = [f"{with_prefix(number)}{line.unit}".strip() for number in numbers]
         assert [text for text, _ in cells] == expected
 
 
@@ -176,7 +176,7 @@ def test_a_models_operations_and_bytes_are_shown(opened: Any, tmp_path: Path):
     shown.goto(file.as_uri())
     holds(shown, "() => document.querySelectorAll('#costs tbody tr').length === 4")
     [ring, _] = plain_kinds(PROMPTS, 3, None)
-    lines = cost_lines([ring], counted(MISTRAL))
+    lines = cost_lines([ring], open_work(MISTRAL))
     for index in (0, 4, 6):
         move(shown, index)
         check_costs(shown, lines, index)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvcast.inspect.cost import CostQuery, counted, document
+from kvcast.inspect.cost import CostQuery, document, open_work
 from kvcast_bench.sources.figures import Figures, prefixed
 
 TOKENS = 10_000
@@ -42,7 +42,7 @@ def cross_projections(layers: int, width: int, source: int) -> int:
 @cache
 def mistral() -> tuple[Any, dict[str, Any]]:
     """Return Mistral 7B's dimensions, and the cost of a text."""
-    model = counted(str(_CONFIGS / "mistral-7b"))
+    model = open_work(str(_CONFIGS / "mistral-7b"))
     query = CostQuery(prompt=1, new=TOKENS)
     return model.dimensions, document("mistral-7b", model, query, None)
 
@@ -50,7 +50,7 @@ def mistral() -> tuple[Any, dict[str, Any]]:
 @cache
 def turbo() -> tuple[Any, dict[str, Any]]:
     """Return whisper-large-v3-turbo's dimensions, and the cost of a step."""
-    model = counted(str(_CONFIGS / "whisper-large-v3-turbo"))
+    model = open_work(str(_CONFIGS / "whisper-large-v3-turbo"))
     query = CostQuery(prompt=1, new=2)
     return model.dimensions, document("whisper-large-v3-turbo", model, query, None)
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from kvcast.families.blocks import project_cross_caches
 from kvcast.families.table import family_with
-from kvcast.inspect.cost import CostQuery, counted, document
+from kvcast.inspect.cost import CostQuery, document, open_work
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.spec.program import Node, ProgramWriter
 from kvcast_bench.recompute.programs import STATES, encoded_states
@@ -122,7 +122,7 @@ class Case:
     def predicted(self) -> Mapping[str, int]:
         """Return the operations of products with weights, by `kvcast inspect cost`."""
         is_t5 = self.writer is T5Writer
-        model = counted(str(CONFIGS / self.shape), source=self.source if is_t5 else None)
+        model = open_work(str(CONFIGS / self.shape), source=self.source if is_t5 else None)
         query = CostQuery(prompt=1 if is_t5 else self.source, new=self.new)
         every = document(self.shape, model, query, None)["calls"]["all"]
         return {

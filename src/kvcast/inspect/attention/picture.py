@@ -48,10 +48,10 @@ def shares(weights_st: Float32) -> Float32:
 
 def draw(view: AttentionView, spectrogram_mf: Float32 | None = None) -> str:
     """SVG, for audio with its spectrogram [bands, frames] from 0 to 1."""
-    names = [_shown(token.text) for token in view.rows]
+    names = [_visible(token.text) for token in view.rows]
     left = _GAP + round(_LETTER * max(map(len, names))) + 6
     width = _CELL * view.weights_st.shape[1] if spectrogram_mf is None else _SOUND_WIDTH
-    columns = [_shown(token.text) for token in view.columns]
+    columns = [_visible(token.text) for token in view.columns]
     above = (
         round(_LETTER * max(map(len, columns))) + 8
         if spectrogram_mf is None
@@ -117,7 +117,7 @@ def _ticks(view: AttentionView, left: int, width: int, bottom: int) -> Iterator[
         yield f'<text class="t" x="{x:.1f}" y="{bottom + 16}">{tick * each:g} s</text>'
 
 
-def _shown(text: str) -> str:
+def _visible(text: str) -> str:
     """One line, with visible spaces and line ends."""
     visible = "".join(
         "·" if letter == " " else "↵" if letter == "\n" else letter if letter.isprintable() else "�"

@@ -52,7 +52,7 @@ class AttentionView:
             "source": f"a source of {columns} tokens",
             "text": "itself",
         }[self.over]
-        return f"{self.model}: a text of {rows} tokens over {over}; {_averaged(self.heads)}"
+        return f"{self.model}: a text of {rows} tokens over {over}; {_describe_heads(self.heads)}"
 
     def of_audio(self, seconds: float, shown: int) -> Self:
         return replace(self, seconds=seconds, weights_st=self.weights_st[:, :shown])
@@ -76,7 +76,7 @@ def _token(token: Token) -> dict[str, Any]:
     return {"id": token.id, "text": token.text}
 
 
-def _averaged(heads: Sequence[Head]) -> str:
+def _describe_heads(heads: Sequence[Head]) -> str:
     if len(heads) == 1:
         [(layer, head)] = heads
         return f"layer {layer}, head {head}"
@@ -229,7 +229,7 @@ def over_audio(
     view = _view(model, sequence, "sound", layer, head, columns)
     positions = view.weights_st.shape[1]
     seconds = len(samples) / SAMPLE_RATE
-    each = _padded_to(model, samples, positions, seconds) / positions
+    each = _seconds_of(model, samples, positions, seconds) / positions
     shown = min(positions, ceil(seconds / each))
     return view.of_audio(each, shown)
 
@@ -297,7 +297,7 @@ def _spelled(model: InspectedModel, tokens: Sequence[int]) -> list[Token]:
     return [Token(id=token, text=model.spelled(token)) for token in tokens]
 
 
-def _padded_to(model: InspectedModel, samples: Float32, positions: int, seconds: float) -> float:
+def _seconds_of(model: InspectedModel, samples: Float32, positions: int, seconds: float) -> float:
     """Seconds that the encoder's positions cover: its window's, or the audio's."""
     if "mel_frames" in model.facts:
         return encoded_seconds(model)

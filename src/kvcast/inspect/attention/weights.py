@@ -99,7 +99,7 @@ class _Attention:
 def _over_own_cache(*arguments: Any) -> _Attention:
     call = SelfAttention[Any](*arguments)
     positions_s = int(call.lengths[0]) + np.arange(call.query.shape[1])
-    seen_st = _seen(positions_s, call.window)
+    seen_st = _visible(positions_s, call.window)
     if not call.causal:
         seen_st[:] = True
     own = _over_cache(call, positions_s, seen_st, call.bias)
@@ -112,7 +112,7 @@ def _over_own_cache(*arguments: Any) -> _Attention:
 def _over_shared_cache(*arguments: Any) -> _Attention:
     call = SharedAttention[Any](*arguments)
     positions_s = int(call.lengths[0]) + call.offsets
-    return _over_cache(call, positions_s, _seen(positions_s, call.window), None)
+    return _over_cache(call, positions_s, _visible(positions_s, call.window), None)
 
 
 def _over_cache(
@@ -123,11 +123,10 @@ def _over_cache(
 ) -> _Attention:
     query_hsd = _heads(call.query[0], call.key_cache.shape[-1])
     if call.cosines is not None and call.sines is not None:
-        query_hsd = _rotated(query_hsd, call.cosines[positions_s], call.sines[positions_s])
+        query_hsd = _rotate(query_hsd, call.cosines[positions_s], call.sines[positions_s])
     held = seen_st.shape[1]
     key_htd, value_htd = (
-        _repeated(cache[0, :, :held], len(query_hsd))
-        for cache in (call.key_cache, call.value_cache)
+        _repeat(cache[0, :, :held], len(query_hsd)) for cache in (call.key_cache, call.value_cache)
     )
     return _Attention(
         query_hsd=query_hsd,
@@ -152,7 +151,7 @@ def _over_encoded(
 ) -> _Attention:
     held = key.shape[2] if lengths is None else int(lengths[0])
     query_hsd = _heads(query[0], key.shape[-1])
-    key_htd, value_htd = (_repeated(part[0, :, :held], len(query_hsd)) for part in (key, value))
+    key_htd, value_htd = (_repeat(part[0, :, :held], len(query_hsd)) for part in (key, value))
     return _Attention(
         query_hsd=query_hsd,
         key_htd=key_htd,
@@ -169,18 +168,18 @@ def _heads(flat_sx: Float32, head_dim: int) -> Float32:
     return flat_sx.reshape(len(flat_sx), -1, head_dim).transpose(1, 0, 2)
 
 
-def _repeated(part_ktd: Float32, heads: int) -> Float32:
+def _repeat(part_ktd: Float32, heads: int) -> Float32:
     return np.repeat(part_ktd, heads // len(part_ktd), axis=0)
 
 
-def _rotated(query_hsd: Float32, cosines_se: Float32, sines_se: Float32) -> Float32:
+def _rotate(query_hsd: Float32, cosines_se: Float32, sines_se: Float32) -> Float32:
     """Rotate pairs (i, i + d / 2)."""
     first, second = np.split(query_hsd, 2, axis=-1)
     turned = [first * cosines_se - second * sines_se, second * cosines_se + first * sines_se]
     return np.concatenate(turned, axis=-1)
 
 
-def _seen(positions_s: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
+def _visible(positions_s: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
     """[s, t]: which positions up to the last each query sees."""
     return visible(positions_s, np.arange(int(positions_s.max()) + 1), window or None)
 
@@ -219,7 +218,7 @@ def layer_weights(
 
     `inputs` are of one empty row; its self caches are written. `constants`: tensors by name.
     """
-    steps = [(layer, step) for layer, step in _numbered(program.steps) if kind in _kinds(step)]
+    steps = [(layer, step) for layer, step in _with_layers(program.steps) if kind in _kinds(step)]
     names = [step.name for _, step in steps]
     read = {name for _, step in steps for name in step.reads if name not in inputs}
     results = reference.results(program, inputs, [*names, *sorted(read)])
@@ -242,7 +241,7 @@ def layer_weights(
         yield LayerWeights(kind=kind, layer=layer, weights_hst=of_kind, error=error)
 
 
-def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
+def _with_layers(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
     """Yield steps with the index of the layer whose matrices were read last."""
     layer = 0
     for step in steps:

@@ -17,7 +17,7 @@ from kvcast.families.table import family_with
 from kvcast.inspect.cost import CostQuery
 from kvcast.inspect.masks import HIDDEN, SEEN, Mask, masks
 from kvcast.inspect.schedule import ModelCall, Schedule, Texts, check_texts, row_name, token_label
-from kvcast.inspect.units import plural, prefixed
+from kvcast.inspect.units import plural, with_prefix
 from kvcast.inspect.walk import pairs
 from kvcast.inspect.work import CacheKind, ModelWork, Work
 from kvcast.loading.components import dimensions_of
@@ -242,7 +242,7 @@ def _mask(mask: Mask) -> dict[str, Any]:
 
 def _cost(line: CostLine) -> dict[str, Any]:
     def shown(number: float) -> str:
-        return f"{prefixed(number)}{line.unit}".strip()
+        return f"{with_prefix(number)}{line.unit}".strip()
 
     each = zip(line.cached, line.recomputed, line.so_far, strict=True)
     return {

@@ -30,7 +30,7 @@ from kvcast.models.ops.attention_math import (
     blocks_of_rows,
     held_positions,
     padding_mask,
-    rotated,
+    rotate,
     split_heads,
     visible,
 )
@@ -71,7 +71,7 @@ def self_attention(
     positions_rs = lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
     if cosines is not None and sines is not None:
         angles = cosines[positions_rs][:, None], sines[positions_rs][:, None]
-        query, key = rotated(query, *angles), rotated(key, *angles)
+        query, key = rotate(query, *angles), rotate(key, *angles)
     capacity, new = key_cache.shape[2], query.shape[2]
     if capacity >= window + new - 1 or int(positions_rs.max()) < capacity:
         # No new position evicts one that a query sees, so reading the cache is enough.
@@ -166,7 +166,7 @@ def shared_attention(
     query = split_heads(query, key_cache.shape[-1]).transpose(1, 2)
     positions_ra = lengths[:, None].long() + offsets
     if cosines is not None and sines is not None:
-        query = rotated(query, cosines[positions_ra][:, None], sines[positions_ra][:, None])
+        query = rotate(query, cosines[positions_ra][:, None], sines[positions_ra][:, None])
     held = min(int(positions_ra.max()) + 1, key_cache.shape[2])
     keys, values = key_cache[:, :, :held], value_cache[:, :, :held]
     mask = visible(positions_ra, torch.arange(held, device=query.device)[None], window)
@@ -218,7 +218,7 @@ def encoder_attention(
     )
     if cosines is not None and sines is not None:
         angles = cosines[: query.shape[2]], sines[: query.shape[2]]
-        query, key = rotated(query, *angles), rotated(key, *angles)
+        query, key = rotate(query, *angles), rotate(key, *angles)
     mask = padding_mask(key, lengths)
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)

@@ -12,7 +12,7 @@ def split_heads(flat_rsx: Tensor, head_dim: int) -> Tensor:
     return flat_rsx.unflatten(-1, (-1, head_dim))
 
 
-def rotated(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate(heads_rhsd: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = heads_rhsd.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
@@ -92,7 +92,7 @@ def attend(
         )
     logits = _logits(query, key, mask, scale, softcap)
     if beside is None:
-        return _mixed(softmax_beside(logits, sinks), value)
+        return _mix(softmax_beside(logits, sinks), value)
     cross_key, cross_value, cross_mask = beside
     rows, batch = len(query), len(cross_key)
     # An input's rows are further queries of it: to repeat keys would copy the cache.
@@ -102,8 +102,8 @@ def attend(
     weights = softmax_beside(torch.cat([logits, others], -1), sinks)
     own, others = weights.split([logits.shape[-1], others.shape[-1]], -1)
     others = others.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-    mixed = _mixed(others, cross_value).unflatten(2, (rows // batch, -1))
-    return _mixed(own, value) + mixed.transpose(1, 2).flatten(0, 1)
+    mixed = _mix(others, cross_value).unflatten(2, (rows // batch, -1))
+    return _mix(own, value) + mixed.transpose(1, 2).flatten(0, 1)
 
 
 def _logits(
@@ -122,7 +122,7 @@ def _logits(
     return logits + mask
 
 
-def _mixed(weights: Tensor, value: Tensor) -> Tensor:
+def _mix(weights: Tensor, value: Tensor) -> Tensor:
     groups = weights.shape[1] // value.shape[1]
     folded = weights.unflatten(1, (-1, groups)).flatten(2, 3)
     return (folded @ value).unflatten(2, (groups, -1)).flatten(1, 2)

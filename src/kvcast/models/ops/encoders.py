@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvcast.models.ops.attention_math import (
     attend,
     padding_mask,
-    rotated,
+    rotate,
     split_heads,
     within_windows,
 )
@@ -87,7 +87,7 @@ def source_attention(
     head_dim, count = query.shape[-1] // heads, query.shape[1]
     query, key, value = (split_heads(x, head_dim).transpose(1, 2) for x in (query, key, value))
     angles = cosines[:count], sines[:count]
-    query, key = rotated(query, *angles), rotated(key, *angles)
+    query, key = rotate(query, *angles), rotate(key, *angles)
     mask = padding_mask(key, lengths)
     if window:
         positions_t = torch.arange(count, device=query.device)

@@ -44,14 +44,14 @@ def mixture_of_experts(
         product = hidden[tokens] @ gate_up[expert].T
         if gate_up_bias is not None:
             product = product + gate_up_bias[expert]
-        answer = gated(product, alpha, limit, activation) @ down[expert].T
+        answer = apply_gate(product, alpha, limit, activation) @ down[expert].T
         if down_bias is not None:
             answer = answer + down_bias[expert]
         mixed.index_add_(0, tokens, answer * weights_nk[tokens, place, None])
     return mixed
 
 
-def gated(gate_up: Tensor, alpha: float, limit: float, activation: str = "silu") -> Tensor:
+def apply_gate(gate_up: Tensor, alpha: float, limit: float, activation: str = "silu") -> Tensor:
     """[..., 2 * i] to [..., i]; GPT-OSS's with a limit."""
     gate, up = gate_up.chunk(2, dim=-1)
     if not limit:

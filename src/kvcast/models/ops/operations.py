@@ -64,7 +64,7 @@ def _linear(
     return product if residual is None else residual + product
 
 
-def _gated(gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
+def _gate(gate: Tensor, up: Tensor, *, activation: str) -> Tensor:
     gated: Tensor = _ACTIVATIONS[activation](gate) * up
     return gated
 
@@ -106,7 +106,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "linear": _linear,
     "conv1d": _conv1d,
     "conv2d": _conv2d,
-    "gated": _gated,
+    "gated": _gate,
     "layer_norm": lambda x, weight, bias, epsilon: functional.layer_norm(
         x, weight.shape, weight, bias, epsilon
     ),

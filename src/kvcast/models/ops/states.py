@@ -33,7 +33,7 @@ def delta_rule(
     query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
     kept = torch.exp(-torch.exp(decay) * softplus(step + bias))
     given = kept, torch.sigmoid(share), state, lengths
-    return _rewritten(query, key, value, *given, corrects=True).flatten(2)
+    return _rewrite(query, key, value, *given, corrects=True).flatten(2)
 
 
 def selective_scan(
@@ -50,7 +50,7 @@ def selective_scan(
     query, key, value = _split(x, state, key_heads)
     share = softplus(step + bias)
     kept = torch.exp(-torch.exp(decay) * share)
-    mixed = _rewritten(query, key, value, kept, share, state, lengths, corrects=False)
+    mixed = _rewrite(query, key, value, kept, share, state, lengths, corrects=False)
     return (mixed + skip[:, None] * value).flatten(2)
 
 
@@ -70,7 +70,7 @@ def _unit(heads: Tensor) -> Tensor:
     return heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + _EPSILON)
 
 
-def _rewritten(
+def _rewrite(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -34,11 +34,11 @@ from kvcast.models.ops.attention import cross_attention, encoder_attention, self
 from kvcast.models.ops.attention_math import (
     held_positions,
     padding_mask,
-    rotated,
+    rotate,
     split_heads,
     visible,
 )
-from kvcast.models.ops.experts import gated, mixture_of_experts
+from kvcast.models.ops.experts import apply_gate, mixture_of_experts
 from kvcast.models.ops.states import convolve_and_keep, short_convolution
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
@@ -79,7 +79,7 @@ def _self_attention(
     positions_rs = call.lengths[:, None].long() + torch.arange(query.shape[2], device=query.device)
     if call.cosines is not None and call.sines is not None:
         angles = call.cosines[positions_rs][:, None], call.sines[positions_rs][:, None]
-        query, key = rotated(query, *angles), rotated(key, *angles)
+        query, key = rotate(query, *angles), rotate(key, *angles)
     row_index = torch.arange(query.shape[0], device=query.device)[:, None]
     slots_rs = positions_rs % capacity
     key_cache[row_index, :, slots_rs] = key.transpose(1, 2).to(dtype)
@@ -295,7 +295,7 @@ def _mixture_of_experts(
     mixed = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
         biases = [None if b is None else b[expert] for b in (gate_up_bias, down_bias)]
-        inner = gated(linear(hidden, gate_up[expert], biases[0]), alpha, limit, activation)
+        inner = apply_gate(linear(hidden, gate_up[expert], biases[0]), alpha, limit, activation)
         answer = linear(inner, down[expert], biases[1])
         mixed = mixed + weights_ne[:, expert, None] * answer
     return mixed
