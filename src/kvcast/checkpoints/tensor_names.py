@@ -254,7 +254,7 @@ def _decoder_parts(
     rows, *rest = shape[1:] if per_expert else shape
     counts: tuple[int, ...] = (rows,)
     if ".qkv." in canonical and (layer := _LAYER.search(canonical)):
-        counts = dimensions.projected(int(layer[0]))
+        counts = dimensions.projection_widths(int(layer[0]))
         if len(names) > 1:
             names = names[: len(counts)]  # a layer may read keys and values of another's
     elif ".gate_up" in canonical:
