@@ -178,7 +178,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     """Random encoder-decoder models on each runtime."""
     model, runtime = request.param
     dimensions, source = _SUBJECTS[model]
-    return Subject(opened(dimensions, runtime=runtime), source)
+    return Subject(dimensions, opened(dimensions, runtime=runtime), source)
 
 
 @pytest.fixture(scope="session")

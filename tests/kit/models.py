@@ -63,6 +63,7 @@ def random_programs(dimensions: Any, seed: int = 0) -> TorchModel:
 class Subject:
     """A runtime, and a function that makes its sources from a batch size and a seed."""
 
+    dimensions: Any
     runtime: EncoderDecoder
     source: Callable[[int, int], tuple[NDArray[Any], ...]]
 

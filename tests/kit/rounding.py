@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvcast.families.table import family_with
 from kvcast.models.executor import OPERATIONS
 
 _TAIL = 4.5
@@ -41,6 +42,15 @@ def assert_equal_but_for_rounding(actual: Any, expected: Any, tensors: Mapping[s
     scale = float(np.abs(expected).max())
     assert scale > 0.5, "results near zero would agree by themselves"
     np.testing.assert_allclose(actual, expected, atol=tolerance(terms_of(tensors), scale), rtol=0)
+
+
+def assert_logits_equal(actual: Any, expected: Any, dimensions: Any) -> None:
+    """Compare logits of two computations of a model with these dimensions."""
+    shapes = family_with(dimensions).tensor_shapes(dimensions)
+    terms = sum(shape[-1] for shape in shapes.values() if len(shape) > 1)
+    scale = float(np.abs(expected).max())
+    assert scale > 0.5, "results near zero would agree by themselves"
+    np.testing.assert_allclose(actual, expected, atol=tolerance(terms, scale), rtol=0)
 
 
 FAULTS = ("epsilon", "scale")

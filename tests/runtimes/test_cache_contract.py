@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from kit.models import Subject, encoded, random_tokens, stepped, whole
+from kit.rounding import assert_logits_equal
 from kvcast.errors import KvcastError
 from kvcast.runtimes.base import Float32
-
-TOLERANCE = 1e-3  # two orders of the same fp32 sums
 
 
 def overwrite_unused_positions(cache: Any, value: float) -> None:
@@ -34,7 +33,7 @@ def test_garbage_in_unused_slots_changes_nothing(subject: Subject) -> None:
         overwrite_unused_positions(cache, 1e4)
         logits, cache = subject.runtime.decode(list(given[:, position : position + 1]), cache)
         steps.append(logits.copy())
-    np.testing.assert_allclose(np.concatenate(steps, axis=1), expected, atol=TOLERANCE)
+    assert_logits_equal(np.concatenate(steps, axis=1), expected, subject.dimensions)
 
 
 def test_second_input_equals_itself_alone(subject: Subject) -> None:
@@ -55,7 +54,7 @@ def test_what_becomes_of_an_input_after_it_was_encoded_changes_nothing(subject: 
     # The same memory holds an encoder's output again, for speech one of NaN.
     encoded(subject.runtime, source)
     actual, _ = stepped(subject.runtime, cache, given)
-    np.testing.assert_allclose(actual, expected, atol=TOLERANCE)
+    assert_logits_equal(actual, expected, subject.dimensions)
 
 
 def test_interleaved_caches_do_not_see_each_other(subject: Subject) -> None:
@@ -70,7 +69,7 @@ def test_interleaved_caches_do_not_see_each_other(subject: Subject) -> None:
             seen[i].append(logits.copy())
     for i in (0, 1):
         expected = whole(subject.runtime, inputs[i], given[i])
-        np.testing.assert_allclose(np.concatenate(seen[i], axis=1), expected, atol=TOLERANCE)
+        assert_logits_equal(np.concatenate(seen[i], axis=1), expected, subject.dimensions)
 
 
 def test_an_older_handle_rolls_back(subject: Subject) -> None:
@@ -80,7 +79,7 @@ def test_an_older_handle_rolls_back(subject: Subject) -> None:
     subject.runtime.decode(list(other), prefix)
     logits, _ = subject.runtime.decode(list(given[:, 3:]), prefix, positions=range(3))
     expected = whole(subject.runtime, subject.source(1, 18), given)
-    np.testing.assert_allclose(logits, expected[:, 3:], atol=TOLERANCE)
+    assert_logits_equal(logits, expected[:, 3:], subject.dimensions)
 
 
 def test_the_caller_may_overwrite_logits(subject: Subject) -> None:

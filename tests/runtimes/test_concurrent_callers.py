@@ -6,12 +6,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kit.dimensions import LLAMA, MISTRAL, MIXTRAL, QWEN3, SHALLOW
 from kit.models import Subject, bundle, open_folder, opened, speech
+from kit.rounding import assert_logits_equal
 from kvcast.runtimes.base import EncoderDecoder
 
 CALLERS = 4
@@ -32,7 +34,7 @@ def logits_of(runtime: EncoderDecoder, source: tuple, seed: int, together: Barri
     return np.stack(steps)
 
 
-def check(runtime: EncoderDecoder, sources: list[tuple]) -> None:
+def check(dimensions: Any, runtime: EncoderDecoder, sources: list[tuple]) -> None:
     alone = [logits_of(runtime, source, seed, Barrier(1)) for seed, source in enumerate(sources)]
     together = Barrier(len(sources))
     with ThreadPoolExecutor(len(sources)) as pool:
@@ -41,16 +43,18 @@ def check(runtime: EncoderDecoder, sources: list[tuple]) -> None:
             for seed, source in enumerate(sources)
         ]
         for expected, call in zip(alone, calls, strict=True):
-            np.testing.assert_allclose(call.result(), expected, atol=1e-4)
+            assert_logits_equal(call.result(), expected, dimensions)
 
 
 def test_callers_do_not_disturb_each_other(subject: Subject):
-    check(subject.runtime, [subject.source(1 + seed % 2, seed) for seed in range(CALLERS)])
+    sources = [subject.source(1 + seed % 2, seed) for seed in range(CALLERS)]
+    check(subject.dimensions, subject.runtime, sources)
 
 
 @pytest.mark.slow
 def test_callers_of_executorch_do_not_disturb_each_other():
-    check(opened(SHALLOW, runtime="executorch"), [speech(1 + n % 2, n) for n in range(CALLERS)])
+    sources = [speech(1 + n % 2, n) for n in range(CALLERS)]
+    check(SHALLOW, opened(SHALLOW, runtime="executorch"), sources)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

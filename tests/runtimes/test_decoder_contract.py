@@ -4,6 +4,7 @@ All of it compares with one computation that uses no cached position: the whole 
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 from kit.dimensions import GEMMA3, GEMMA4, GRANITE4, LFM2, MISTRAL, QWEN3_5
 from kit.marks import slow
 from kit.models import opened
+from kit.rounding import assert_logits_equal
 from kvcast.runtimes.onnx.runtime import OnnxRuntime
 
-TOLERANCE = 1e-4
 SUBJECTS = [
     *((GEMMA3, runtime) for runtime in ("eager", "onnx", "native")),
     *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4)),
@@ -65,18 +66,19 @@ def one_each(tokens):
     return [np.array([token]) for token in tokens]
 
 
-def assert_close(actual, expected):
-    np.testing.assert_allclose(actual, expected, atol=TOLERANCE)
+@pytest.fixture
+def assert_close(subject):
+    return partial(assert_logits_equal, dimensions=subject[0])
 
 
-def test_every_position_can_be_asked_for(runtime, whole):
+def test_every_position_can_be_asked_for(runtime, whole, assert_close):
     prompts = [random_tokens(20, seed=1), random_tokens(20, seed=2)]
     logits, _ = runtime.decode(prompts, runtime.new_cache(2, 20), positions=[0, 13, -1])
     for prompt, row in zip(prompts, logits, strict=True):
         assert_close(row, whole(prompt)[[0, 13, 19]])
 
 
-def test_the_content_of_unused_slots_changes_nothing(runtime, whole):
+def test_the_content_of_unused_slots_changes_nothing(runtime, whole, assert_close):
     """A cache is filled with large numbers before it is emptied and used again."""
     cache = runtime.new_cache(2, 128)
     _, cache = runtime.decode([random_tokens(60, seed=n) for n in (1, 2)], cache)
@@ -88,7 +90,9 @@ def test_the_content_of_unused_slots_changes_nothing(runtime, whole):
     assert_close(logits[:, 0], whole(prompt)[[-1, 3]])
 
 
-def test_a_longer_row_that_goes_on_from_a_shorter_one_with_its_own_past(runtime, whole):
+def test_a_longer_row_that_goes_on_from_a_shorter_one_with_its_own_past(
+    runtime, whole, assert_close
+):
     """The longer row's rings have turned past what the shorter one's hold."""
     prompt = random_tokens(300, seed=7)
     _, cache = runtime.decode([prompt[:20], prompt], runtime.new_cache(2, 320))
@@ -97,32 +101,37 @@ def test_a_longer_row_that_goes_on_from_a_shorter_one_with_its_own_past(runtime,
     assert_close(logits[:, 0], [whole(prompt[:20], token)[-1] for token in (3, 4)])
 
 
-def rejected_and_kept(runtime, whole, prompt, tokens, kept, most):
+@pytest.fixture
+def rejected_and_kept(runtime, whole, assert_close):
     """Feed tokens ahead of what stays, again and again; return how many could be fed ahead."""
-    other = random_tokens(9, seed=99)
-    cache = runtime.new_cache(2, len(prompt) + len(tokens) + most)
-    _, cache = runtime.decode([prompt, other], cache)
-    history, rooms, fed = prompt, [], 0
-    while fed < len(tokens):
-        stay = tokens[fed : fed + kept]
-        rooms.append(cache.revocable(0, len(stay), most))
-        wrong = random_tokens(rooms[-1], seed=fed)
-        ahead = np.concatenate([stay, wrong])
-        logits, cache = runtime.decode([ahead], cache, rows=[0], positions=range(len(ahead)))
-        assert_close(logits[0], whole(history, ahead)[-len(ahead) :])
-        history, fed = np.concatenate([history, stay]), fed + len(stay)
-        cache = runtime.truncate(cache, [0], [len(history)])
-    assert cache.lengths.tolist() == [len(history), len(other)]
-    logits, _ = runtime.decode(one_each([1, 2]), cache)
-    assert_close(logits[:, 0], [whole(history, 1)[-1], whole(other, 2)[-1]])
-    return rooms
+
+    def feed(prompt, tokens, kept, most):
+        other = random_tokens(9, seed=99)
+        cache = runtime.new_cache(2, len(prompt) + len(tokens) + most)
+        _, cache = runtime.decode([prompt, other], cache)
+        history, rooms, fed = prompt, [], 0
+        while fed < len(tokens):
+            stay = tokens[fed : fed + kept]
+            rooms.append(cache.revocable(0, len(stay), most))
+            wrong = random_tokens(rooms[-1], seed=fed)
+            ahead = np.concatenate([stay, wrong])
+            logits, cache = runtime.decode([ahead], cache, rows=[0], positions=range(len(ahead)))
+            assert_close(logits[0], whole(history, ahead)[-len(ahead) :])
+            history, fed = np.concatenate([history, stay]), fed + len(stay)
+            cache = runtime.truncate(cache, [0], [len(history)])
+        assert cache.lengths.tolist() == [len(history), len(other)]
+        logits, _ = runtime.decode(one_each([1, 2]), cache)
+        assert_close(logits[:, 0], [whole(history, 1)[-1], whole(other, 2)[-1]])
+        return rooms
+
+    return feed
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=name)
-def test_a_ring_says_how_much_can_be_taken_off_wherever_it_turns(runtime, whole):
+def test_a_ring_says_how_much_can_be_taken_off_wherever_it_turns(runtime, rejected_and_kept):
     """Windows of 7. Eager's rings have 7 slots, ONNX Runtime's 135, which it empties by 129."""
     tokens = random_tokens(30, seed=1)
-    rooms = rejected_and_kept(runtime, whole, random_tokens(115), tokens, 1, 15)
+    rooms = rejected_and_kept(random_tokens(115), tokens, 1, 15)
     is_compacted = isinstance(runtime, OnnxRuntime)
     # The 136th position makes ONNX Runtime let go, and nothing before it can come back then.
     compacted = [min(15, 135 - length) for length in range(116, 136)] + [15] * 10
@@ -138,8 +147,10 @@ def test_a_ring_says_how_much_can_be_taken_off_wherever_it_turns(runtime, whole)
     ],
     ids=lambda part: name(part) if isinstance(part, tuple) else str(part),
 )
-def test_a_convolution_keeps_inputs_of_what_is_fed_ahead_and_a_state_nothing(runtime, whole, room):
-    rooms = rejected_and_kept(runtime, whole, random_tokens(90), random_tokens(9, seed=1), 1, 99)
+def test_a_convolution_keeps_inputs_of_what_is_fed_ahead_and_a_state_nothing(
+    rejected_and_kept, room
+):
+    rooms = rejected_and_kept(random_tokens(90), random_tokens(9, seed=1), 1, 99)
     assert rooms == [room] * 9
 
 
@@ -153,7 +164,7 @@ def test_more_than_a_row_holds_or_a_ring_kept_is_refused(runtime):
             runtime.truncate(cache, [0], [100])
 
 
-def test_the_caller_may_overwrite_logits(runtime, whole):
+def test_the_caller_may_overwrite_logits(runtime, whole, assert_close):
     prompt = random_tokens(8, seed=8)
     cache = runtime.new_cache(2, 16)
     for token in prompt:
@@ -164,7 +175,7 @@ def test_the_caller_may_overwrite_logits(runtime, whole):
 
 
 @pytest.mark.parametrize("subject", [RINGS[1]], ids=name)
-def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
+def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole, assert_close):
     tokens = random_tokens(2050, seed=6)
     cache = runtime.new_cache(1, 2050)
     stepped = []
@@ -175,7 +186,7 @@ def test_two_thousand_tokens_past_the_window_stay_equal(runtime, whole):
 
 
 @pytest.mark.parametrize("subject", [*CONVOLUTIONS, *STATES], ids=name)
-def test_a_row_comes_back_to_its_snapshots_and_others_adopt_it_there(runtime, whole):
+def test_a_row_comes_back_to_its_snapshots_and_others_adopt_it_there(runtime, whole, assert_close):
     tokens = random_tokens(100)
     cache = runtime.new_cache(3, 110)
     for first in range(0, 100, 10):

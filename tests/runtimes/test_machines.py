@@ -22,6 +22,7 @@ from kit.models import (
     text,
     whole_logits,
 )
+from kit.rounding import assert_logits_equal
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int64
 from verification.faults import Around, KeepsEarlierInput
@@ -44,7 +45,7 @@ class CacheMachine(RuleBasedStateMachine):
     runtime: Any
     rows, capacity, longest, least = 3, 40, 9, 1
     vocabs = (160, 160)
-    tolerance = 1e-4
+    dimensions: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class CacheMachine(RuleBasedStateMachine):
         logits = logits[:, 0].copy()
         for row, new, logits_v in zip(rows, tokens, logits, strict=True):
             self.histories[row] += new.tolist()
-            np.testing.assert_allclose(logits_v, self.expected(row), atol=self.tolerance)
+            assert_logits_equal(logits_v, self.expected(row), self.dimensions)
 
 
 class TextMachine(CacheMachine):
@@ -223,7 +224,7 @@ class EncoderDecoderMachine(CacheMachine):
     runtime: EncoderDecoder
     sources: list[Source]
     slots, rows, capacity, longest, least = 3, 4, 32, 4, 0
-    vocabs, tolerance = (300, 2), 1e-3
+    vocabs = (300, 2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,21 +322,22 @@ def drive(machine: type[CacheMachine], examples: int, **attributes: Any) -> None
 )
 def test_decoder_caches_follow_recomputation(dimensions, name, examples):
     runtime, eager = opened(dimensions, runtime=name), opened(dimensions, runtime="eager")
-    drive(DecoderMachine, examples, runtime=runtime, reference=eager)
+    drive(DecoderMachine, examples, dimensions=dimensions, runtime=runtime, reference=eager)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)
 def test_int8_caches_of_a_decoder_follow_recomputation(examples):
     """On kvcast's own kernels chunks and neighbours round alike: a fresh cache is the reference."""
     runtime = opened(GEMMA3, runtime="native", cache="int8")
-    drive(DecoderMachine, examples, runtime=runtime, reference=runtime)
+    drive(DecoderMachine, examples, dimensions=GEMMA3, runtime=runtime, reference=runtime)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", ["eager", "onnx", "native"])
 def test_unilm_caches_follow_recomputation(name, examples):
     runtime = opened(ROFORMER, runtime=name)
-    drive(UnilmMachine, examples, runtime=runtime, programs=random_programs(ROFORMER))
+    programs = random_programs(ROFORMER)
+    drive(UnilmMachine, examples, dimensions=ROFORMER, runtime=runtime, programs=programs)
 
 
 def sources_of(source: Any) -> list[Source]:
@@ -346,7 +348,8 @@ def sources_of(source: Any) -> list[Source]:
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_encoder_decoder_caches_follow_recomputation(subject: Subject, examples: int) -> None:
     sources = sources_of(subject.source)
-    drive(EncoderDecoderMachine, examples, runtime=subject.runtime, sources=sources)
+    about = {"dimensions": subject.dimensions, "runtime": subject.runtime}
+    drive(EncoderDecoderMachine, examples, **about, sources=sources)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)
@@ -354,7 +357,8 @@ def test_encoder_decoder_caches_follow_recomputation(subject: Subject, examples:
 def test_int8_caches_follow_recomputation(dimensions: Any, source: Any, examples: int) -> None:
     """On kvcast's own kernels a row does not round otherwise for its neighbours."""
     runtime = opened(dimensions, runtime="native", cache="int8")
-    drive(EncoderDecoderMachine, examples, runtime=runtime, sources=sources_of(source))
+    about = {"dimensions": dimensions, "runtime": runtime}
+    drive(EncoderDecoderMachine, examples, **about, sources=sources_of(source))
 
 
 class Forgetful(Around):
@@ -369,5 +373,6 @@ class Forgetful(Around):
 @pytest.mark.parametrize("defect", [Forgetful, KeepsEarlierInput])
 def test_the_machine_finds_a_runtime_with_a_defect(defect: type[Around]) -> None:
     runtime = defect(opened(SMALL, runtime="native"))
+    about = {"dimensions": SMALL, "runtime": runtime}
     with pytest.raises(AssertionError):
-        drive(EncoderDecoderMachine, 1000, runtime=runtime, sources=sources_of(speech))
+        drive(EncoderDecoderMachine, 1000, **about, sources=sources_of(speech))

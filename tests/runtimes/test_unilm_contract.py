@@ -4,7 +4,7 @@ All of it compares with one computation without a cached position: source and ta
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ import pytest
 from kit.dimensions import ROFORMER, SIMBERT
 from kit.marks import slow
 from kit.models import opened, random_programs, whole_logits
+from kit.rounding import assert_logits_equal
 from kvcast.errors import KvcastError
 
-TOLERANCE = 1e-4
 VOCAB = ROFORMER.vocab_size
 NOTHING = np.zeros(0, np.int64)
 
@@ -58,6 +58,11 @@ def last(subject):
     return compute
 
 
+@pytest.fixture
+def assert_close(subject):
+    return partial(assert_logits_equal, dimensions=subject[0])
+
+
 def random_tokens(count, seed=0):
     return np.random.default_rng(seed).integers(0, VOCAB, count)
 
@@ -97,15 +102,15 @@ def test_source_b_after_source_a_gives_what_a_fresh_cache_gives(runtime):
     np.testing.assert_array_equal(after, fresh_after)
 
 
-def test_what_lies_in_unused_slots_changes_nothing(runtime, last):
+def test_what_lies_in_unused_slots_changes_nothing(runtime, last, assert_close):
     sources = random_rows(9, 4)
     cache = runtime.new_cache(2, 48)
     for cell in cache.memory.cells:
         cell[...] = 1e9  # large and finite: NaN would hide behind a zero
     logits, cache = runtime.decode(sources, cache)
-    np.testing.assert_allclose(logits[:, 0], last(sources, [NOTHING] * 2), atol=TOLERANCE)
+    assert_close(logits[:, 0], last(sources, [NOTHING] * 2))
     logits, targets, _ = written_on(runtime, cache, 4)
-    np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
+    assert_close(logits, last(sources, targets))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,9 @@ def test_what_lies_in_unused_slots_changes_nothing(runtime, last):
         ([([7, 8, 9], [4]), ([7, 8, 9, 4], [4])], [1, 0]),
     ],
 )
-def test_a_row_goes_on_from_another_whose_source_begins_alike(runtime, last, pasts, order):
+def test_a_row_goes_on_from_another_whose_source_begins_alike(
+    runtime, last, pasts, order, assert_close
+):
     sources = [np.array(source) for source, _ in pasts]
     targets = [np.array(target) for _, target in pasts]
     _, cache = filled(runtime, sources)
@@ -128,20 +135,20 @@ def test_a_row_goes_on_from_another_whose_source_begins_alike(runtime, last, pas
     logits, _ = runtime.decode(one_each([3, 4]), cache)
     grown = [np.append(targets[row], token) for row, token in zip(order, [3, 4], strict=True)]
     expected = last([sources[row] for row in order], grown)
-    np.testing.assert_allclose(logits[:, 0], expected, atol=TOLERANCE)
+    assert_close(logits[:, 0], expected)
 
 
-def test_a_source_can_be_continued_many_times(runtime, last):
+def test_a_source_can_be_continued_many_times(runtime, last, assert_close):
     (source,) = random_rows(20)
     _, kept = filled(runtime, [source], capacity=24)
     for attempt in range(3):
         forked = runtime.fork(kept, [0, 0], capacity=64)
         logits, targets, _ = written_on(runtime, forked, 8, seed=attempt)
-        np.testing.assert_allclose(logits, last([source] * 2, targets), atol=TOLERANCE)
+        assert_close(logits, last([source] * 2, targets))
     assert kept.lengths.tolist() == [20]
 
 
-def test_rows_adopt_a_source_while_others_go_on(runtime, last):
+def test_rows_adopt_a_source_while_others_go_on(runtime, last, assert_close):
     (source,) = random_rows(20)
     _, kept = filled(runtime, [source], capacity=24)
     sources = random_rows(9, 30, 5)
@@ -151,27 +158,27 @@ def test_rows_adopt_a_source_while_others_go_on(runtime, last):
     targets = [NOTHING, NOTHING, targets[2]]
     logits, new, _ = written_on(runtime, cache, 4, seed=1)
     grown = [np.append(old, more) for old, more in zip(targets, new, strict=True)]
-    np.testing.assert_allclose(logits, last([source, source, sources[2]], grown), atol=TOLERANCE)
+    assert_close(logits, last([source, source, sources[2]], grown))
 
 
-def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(runtime, last):
+def test_a_batch_of_embeddings_equals_each_alone_and_leaves_caches_alone(
+    runtime, last, assert_close
+):
     sources = random_rows(12, 3, 12, 1)
     _, cache = filled(runtime, sources)
     together = runtime.embed(sources)
-    np.testing.assert_allclose(
-        together, np.concatenate([runtime.embed([source]) for source in sources]), atol=1e-5
-    )
+    assert_close(together, np.concatenate([runtime.embed([source]) for source in sources]))
     assert together.shape == (4, 64)
     assert np.abs(together[0] - together[2]).max() == 0, "equal sources"
     assert np.abs(together[0] - together[1]).max() > 0.1, "different sources"
     logits, targets, _ = written_on(runtime, cache, 2)
-    np.testing.assert_allclose(logits, last(sources, targets), atol=TOLERANCE)
+    assert_close(logits, last(sources, targets))
 
 
-def test_embeddings_are_those_of_eager(eager, runtime):
+def test_embeddings_are_those_of_eager(eager, runtime, assert_close):
     sources = random_rows(12, 3, 128)
     expected = eager.embed(sources)
-    np.testing.assert_allclose(runtime.embed(sources), expected, atol=TOLERANCE)
+    assert_close(runtime.embed(sources), expected)
 
 
 def test_no_sources_have_no_embeddings(runtime):

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from kit.dimensions import EXECUTORCH, MIXED
 from kit.letters import Letters
 from kit.models import SPECIAL_TOKENS, bundle, opened
+from kit.rounding import assert_logits_equal
 from kvcast.runtimes.base import Runtime
 from kvcast.text.model import TextModel
 from runtimes.executorch.small_models import FILE, built
 
 # Of ExecuTorch, whose exports take long, the others have an encoder-decoder.
 pytestmark = pytest.mark.slow
-_CLOSE = 1e-3
 # Prompts longer than a chunk, and than the window.
 _PROMPTS = [np.arange(300) * 7 % MIXED.vocab_size, np.array([3, 1, 4, 1, 5])]
 
@@ -40,7 +40,7 @@ def _decoders() -> list[Runtime]:
 
 def test_rows_of_different_lengths_are_eagers_past_window_and_chunk() -> None:
     logits, expected = (_written(x, _PROMPTS, 20) for x in _decoders())
-    np.testing.assert_allclose(logits, expected, atol=_CLOSE)
+    assert_logits_equal(logits, expected, MIXED)
     np.testing.assert_array_equal(logits.argmax(axis=-1), expected.argmax(axis=-1))
 
 
@@ -76,4 +76,4 @@ def test_the_caller_in_cpp_writes_the_same_tokens(tmp_path: Path) -> None:
 def test_a_unilm_embeds_as_eager_does() -> None:
     runtime, eager = (opened(EXECUTORCH["unilm"], runtime=name) for name in ("executorch", "eager"))
     sources = [np.arange(9), np.array([3, 1, 4])]
-    np.testing.assert_allclose(runtime.embed(sources), eager.embed(sources), atol=_CLOSE)
+    assert_logits_equal(runtime.embed(sources), eager.embed(sources), EXECUTORCH["unilm"])
