@@ -67,7 +67,7 @@ def test_a_command_is_understood(load: Load, recordings):
     [
         slow("demo", "example", 0.5),
         soak("demo", "minute", 1.0),
-        slow("demo-base", "example", 1.0),
+        slow("demo-base", "example", 2.0),
         soak("demo", "example", 40.0),
         soak("demo", "spoken", 1.0),
         soak("demo", "spoken", 4.0),

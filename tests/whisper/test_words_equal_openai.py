@@ -87,7 +87,7 @@ def test_words_lie_where_openai_whisper_has_them(load, oracle, recordings):
     ("model", "recording", "runtime"),
     [
         soak("demo", "004", "onnx"),
-        slow("demo-base", "001", "onnx"),
+        slow("demo-base", "001", "native"),
         soak("demo", "005", "onnx"),
         soak("demo", "beginning", "onnx"),
     ],
