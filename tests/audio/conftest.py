@@ -1,22 +1,24 @@
 """Audio for the tests: the example recording, and files made of it."""
 
 import io
-from pathlib import Path
 
 import pytest
 import soundfile
 
 from audio.media_files import BY_PYAV, write_by_pyav
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
+from kit.recordings import EXAMPLE, read
 
 
 @pytest.fixture(scope="session")
 def speech():
-    samples, rate = soundfile.read(EXAMPLE, dtype="float32")
-    assert rate == 16_000
+    samples = read(EXAMPLE)
     samples.flags.writeable = False
     return samples
+
+
+@pytest.fixture
+def clip(speech):
+    return speech[:48_000]
 
 
 @pytest.fixture

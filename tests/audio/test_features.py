@@ -1,6 +1,7 @@
 """Windows and samples of a recording of any length, against openai-whisper's spectrogram."""
 
 import tracemalloc
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,21 @@ def test_block_size_changes_nothing(long_speech, size):
         np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
 
 
-def test_any_order_of_seeks_gives_the_same_windows(long_speech):
+@pytest.mark.parametrize(
+    ("seeks", "passes"),
+    [
+        ((9_000, 0, 14_000, 100, 99, 14_000), None),
+        # Windows of the last two minutes are kept.
+        ((0, 2_000, 12_500, 1_000, 12_900, 6_000), 2),
+    ],
+)
+def test_any_order_of_seeks_gives_the_same_windows(long_speech, seeks, passes):
     expected = openai_features(long_speech, 80)
-    windows = MelWindows(Blocks(long_speech, 32_768), 80)
-    for seek in (9_000, 0, 14_000, 100, 99, 14_000, windows.content_frames):
+    source = Blocks(long_speech, 32_768)
+    windows = MelWindows(source, 80)
+    for seek in (*seeks, *(() if passes else (windows.content_frames,))):
         np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
+    assert passes in (None, source.passes)
 
 
 def test_a_short_recording_is_decoded_once_and_a_long_one_twice(speech, long_speech):
@@ -98,15 +109,6 @@ def test_a_short_recording_is_decoded_once_and_a_long_one_twice(speech, long_spe
         for seek in range(0, windows.content_frames, 3_000):
             windows.window(seek)
         assert source.passes == passes
-
-
-def test_windows_two_minutes_back_are_kept(long_speech):
-    expected = openai_features(long_speech, 80)
-    source = Blocks(long_speech, 32_768)
-    windows = MelWindows(source, 80)
-    for seek in (0, 2_000, 12_500, 1_000, 12_900, 6_000):
-        np.testing.assert_allclose(windows.window(seek), openai_window(expected, seek), **CLOSE)
-    assert source.passes == 2
 
 
 def test_a_clip_end_cuts_the_window_to_zeros_as_openai_does(speech):
@@ -164,31 +166,34 @@ class FortyMinutes(AudioSource):
         pass
 
 
-def test_memory_does_not_grow_with_length():
-    whole = 2_400 * 16_000 * 4
+@contextmanager
+def traced():
+    """Append the peak of traced memory to the list that it gives."""
+    peaks = []
     tracemalloc.start()
     try:
+        yield peaks
+        peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_length():
+    whole = 2_400 * 16_000 * 4
+    with traced() as peaks:
         windows = MelWindows(FortyMinutes(), 80)
         for seek in range(0, windows.content_frames, 3_000):
             windows.window(seek)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert windows.content_frames == 240_000
-    assert peak < whole / 10
+    assert peaks[0] < whole / 10
 
 
 def test_a_long_file_is_decoded_in_bounded_memory(encode):
     samples = np.random.default_rng(0).normal(0, 0.1, (600 * 8_000, 2)).astype(np.float32)
     path = encode("long.wav", samples, 8_000, subtype="FLOAT")
-    tracemalloc.start()
-    try:
-        with open_features(path, 80) as windows:
-            windows.window(40_000)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < samples.nbytes / 3
+    with traced() as peaks, open_features(path, 80) as windows:
+        windows.window(40_000)
+    assert peaks[0] < samples.nbytes / 3
 
 
 @pytest.mark.parametrize("length", [0, 1, 159])
@@ -213,9 +218,8 @@ _STEP = 1 / 2**15
 def test_silence_is_a_flag_and_a_notice(samples, silent):
     with open_features(samples.astype(np.float32), 80) as windows:
         assert windows.silent == silent
-        assert windows.notices == (
-            ("the array is silent: there is no speech to transcribe",) if silent else ()
-        )
+        notice = "the array is silent: there is no speech to transcribe"
+        assert windows.notices == ((notice,) if silent else ())
 
 
 @pytest.mark.parametrize("minutes", [1, 11])  # kept, and read again
@@ -224,9 +228,8 @@ def test_silent_frames_are_known_wherever_blocks_end(minutes):
     samples[32_767] = samples[-1] = 0.1
     with open_features(samples, 80) as windows:
         end = len(samples) // 160
-        assert [windows.is_silent(*part) for part in [(0, 204), (205, end), (204, 205)]] == [
-            *(True, True, False)
-        ]
+        spans = [(0, 204), (205, end), (204, 205)]
+        assert [windows.is_silent(*span) for span in spans] == [True, True, False]
         assert not windows.is_silent(end, end + 1)
 
 
@@ -235,17 +238,17 @@ def test_arrays_are_served_in_blocks_of_bounded_size():
     assert max(len(block) for block in ArrayAudio(samples).blocks()) <= 32_768
 
 
-SOUND = np.random.default_rng(0).normal(0, 0.1, 16_000 * 5 + 77).astype(np.float32)
+NOISE = np.random.default_rng(0).normal(0, 0.1, 16_000 * 5 + 77).astype(np.float32)
 PLACES = ((0, 100), (0, 40), (40, 130), (130, 500), (20, 60), (499, 500), (300, 501))
 
 
 @pytest.mark.parametrize("kept", [0, 10**7], ids=["read again", "kept"])
 def test_chunks_have_their_samples_in_any_order(kept: int, monkeypatch: Any):
     monkeypatch.setattr(features, "_KEPT", kept)
-    sound = SampledAudio(open_audio(SOUND))
-    assert (sound.content_frames, sound.duration) == (500, len(SOUND) / 16_000)
+    audio = SampledAudio(open_audio(NOISE))
+    assert (audio.content_frames, audio.duration) == (500, len(NOISE) / 16_000)
     for first, end in PLACES:
-        stop = end * 160 if end < 500 else len(SOUND)
-        np.testing.assert_array_equal(sound.samples(first, end), SOUND[first * 160 : stop])
-    assert not sound.is_silent(0, 500)
-    sound.close()
+        stop = end * 160 if end < 500 else len(NOISE)
+        np.testing.assert_array_equal(audio.samples(first, end), NOISE[first * 160 : stop])
+    assert not audio.is_silent(0, 500)
+    audio.close()

@@ -16,11 +16,6 @@ FORMATS = {
 SECOND = 32_000  # bytes
 
 
-@pytest.fixture
-def sound(speech):
-    return speech[: 3 * 16_000]
-
-
 def stated(data: bytes, kind: str, size: int) -> bytes:
     """Return a file whose header states so many bytes of audio."""
 
@@ -56,42 +51,42 @@ def stated(data: bytes, kind: str, size: int) -> bytes:
 
 @pytest.mark.parametrize("subtype", ["PCM_24", "FLOAT", "PCM_U8", "ULAW", "IMA_ADPCM"])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_wavs_of_any_coding_are(encode, sound, subtype, channels):
-    stored = np.stack([sound] * channels, axis=1)
+def test_wavs_of_any_coding_are(encode, clip, subtype, channels):
+    stored = np.stack([clip] * channels, axis=1)
     path = encode("killed.wav", stored, 16_000, subtype=subtype)
     path.write_bytes(stated(path.read_bytes(), "wav", 0))
     samples, [_] = decoded(path)
-    assert len(samples) == pytest.approx(len(sound), abs=1_000)
-    assert np.corrcoef(samples[: len(sound)], sound)[0, 1] > 0.95
+    assert len(samples) == pytest.approx(len(clip), abs=1_000)
+    assert np.corrcoef(samples[: len(clip)], clip)[0, 1] > 0.95
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("size", [0, SECOND])
-def test_it_is_read_to_its_end_with_a_notice(tmp_path, sound, kind, size):
+def test_it_is_read_to_its_end_with_a_notice(tmp_path, clip, kind, size):
     path = tmp_path / "killed"
     endian = {"endian": "BIG"} if kind == "rifx" else {}
-    soundfile.write(path, sound, 16_000, format=FORMATS[kind], subtype="PCM_16", **endian)
+    soundfile.write(path, clip, 16_000, format=FORMATS[kind], subtype="PCM_16", **endian)
     path.write_bytes(stated(path.read_bytes(), kind, size))
     samples, notices = decoded(path)
-    np.testing.assert_array_equal(samples[: len(sound)], sound)
-    assert len(samples) <= len(sound) + 100  # VOC ends in zeros
+    np.testing.assert_array_equal(samples[: len(clip)], clip)
+    assert len(samples) <= len(clip) + 100  # VOC ends in zeros
     if kind not in {"nist", "voc"}:  # libsndfile measures these by themselves
         [notice] = notices
         assert f"holds more than the {size / SECOND:.2f} s that its header states" in notice
 
 
-def test_a_flac_whose_header_counts_less_is_read_to_its_end(encode, sound):
-    path = encode("a.flac", sound)
+def test_a_flac_whose_header_counts_less_is_read_to_its_end(encode, clip):
+    path = encode("a.flac", clip)
     data = path.read_bytes()
     path.write_bytes(data[:22] + struct.pack(">I", 16_000) + data[26:])
     samples, [notice] = decoded(path)
-    np.testing.assert_array_equal(samples, sound)
+    np.testing.assert_array_equal(samples, clip)
     assert "holds more than the 1.00 s" in notice
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])
-def test_an_mp3_whose_header_counts_less_is_read_to_its_end(encode, sound, has_bytes):
-    path = encode("a.mp3", sound)
+def test_an_mp3_whose_header_counts_less_is_read_to_its_end(encode, clip, has_bytes):
+    path = encode("a.mp3", clip)
     data = bytearray(path.read_bytes())
     at = max(data.find(b"Xing"), data.find(b"Info"))
     data[at + 7] = 0x0F if has_bytes else 0x0D
@@ -100,7 +95,7 @@ def test_an_mp3_whose_header_counts_less_is_read_to_its_end(encode, sound, has_b
         data[at + 12 : at + 16] = (5_000).to_bytes(4, "big")
     path.write_bytes(data)
     samples, [notice] = decoded(path)
-    assert len(samples) == pytest.approx(len(sound), abs=3_000)
+    assert len(samples) == pytest.approx(len(clip), abs=3_000)
     assert "holds more than" in notice
 
 
@@ -113,27 +108,27 @@ CHUNK = b"LIST" + struct.pack("<I", 2_000) + b"INFO" + bytes(1_996)
     ids=["LIST", "TAG", "zeros", "odd"],
 )
 @pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_bytes_after_the_audio_are_not_read(encode, sound, after, extension):
-    path = encode(f"a.{extension}", sound, subtype="PCM_16")
+def test_bytes_after_the_audio_are_not_read(encode, clip, after, extension):
+    path = encode(f"a.{extension}", clip, subtype="PCM_16")
     path.write_bytes(path.read_bytes() + after)
     samples, notices = decoded(path)
-    np.testing.assert_array_equal(samples, sound)
+    np.testing.assert_array_equal(samples, clip)
     assert notices == ()
 
 
-def test_mp3_in_a_wav_is_whole_and_no_library_speaks(tmp_path, sound, capfd):
+def test_mp3_in_a_wav_is_whole_and_no_library_speaks(tmp_path, clip, capfd):
     frames = tmp_path / "a.mp3"
-    soundfile.write(frames, sound, 16_000, format="MP3")
+    soundfile.write(frames, clip, 16_000, format="MP3")
     coded = frames.read_bytes()
-    rate = len(coded) // (len(sound) // 16_000)
+    rate = len(coded) // (len(clip) // 16_000)
     mp3 = struct.pack("<HHIIHHHHIHHH", 85, 1, 16_000, rate, 1, 0, 12, 1, 2, 144, 1, 1105)
-    count = struct.pack("<I", len(sound))
+    count = struct.pack("<I", len(clip))
     chunks = [(b"fmt ", mp3), (b"fact", count), (b"data", coded + b"\0" * (len(coded) % 2))]
     body = b"".join(name + struct.pack("<I", len(data)) + data for name, data in chunks)
     path = tmp_path / "a.wav"
     path.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body)
     samples, notices = decoded(path)
-    assert len(samples) == pytest.approx(len(sound), abs=3_000)
+    assert len(samples) == pytest.approx(len(clip), abs=3_000)
     assert np.abs(samples).max() > 0.1
     assert notices == ()
     assert capfd.readouterr().err == ""

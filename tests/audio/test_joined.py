@@ -33,8 +33,7 @@ def assert_both(samples, both, slack=0.15):
     first, second = both
     assert len(samples) == pytest.approx(len(first) + len(second), abs=slack * 2 * 16_000)
     for part, start in (first, 0), (second, len(samples) // 2):
-        heard = samples[start : start + len(samples) // 2]
-        assert likeness(heard, part) > 0.7
+        assert likeness(samples[start : start + len(samples) // 2], part) > 0.7
 
 
 @pytest.mark.parametrize("extension", [*BY_LIBSNDFILE, *CONTAINERS])
@@ -94,28 +93,15 @@ def test_an_unreadable_part_is_a_notice_and_the_others_are_read(encode, both, tm
 
 
 HEADER = b"fLaC\x00\x00\x00\x22"
+FRAMES, PAGES = b"\xff\xfb\x90\x64" + b"\xff" * 9_000, (b"OggS" + bytes(22) + b"\xff" * 256) * 300
+ELEMENTS = b"\x1a\x45\xdf\xa3" + b"\xec\x00" * 9_000
 # What is looked at, and by which function of which module, in files that were made to take time.
 MADE_UP = {
     "flacs": (HEADER * 3_000, joined_files, "_after_beginning", {"MOST_PARTS": 50}),
     "marks": (HEADER + b"TTA1" * 5_000, joined_files, "_after_beginning", {"_MOST_MARKS": 50}),
-    "frames": (
-        b"\xff\xfb\x90\x64" + b"\xff" * 9_000,
-        bitstreams,
-        "mpeg_frame",
-        {"_MOST_TRIES": 50},
-    ),
-    "pages": (
-        (b"OggS" + bytes(22) + b"\xff" * 256) * 300,
-        bitstreams,
-        "_page",
-        {"_MOST_DAMAGED": 50},
-    ),
-    "elements": (
-        b"\x1a\x45\xdf\xa3" + b"\xec\x00" * 9_000,
-        repair,
-        "_is_good",
-        {"_NEAR": 10, "_MOST_VOIDS": 5},
-    ),
+    "frames": (FRAMES, bitstreams, "mpeg_frame", {"_MOST_TRIES": 50}),
+    "pages": (PAGES, bitstreams, "_page", {"_MOST_DAMAGED": 50}),
+    "elements": (ELEMENTS, repair, "_is_good", {"_NEAR": 10, "_MOST_VOIDS": 5}),
 }
 
 
@@ -183,8 +169,7 @@ def test_pictures_in_tags_and_damage_are_no_recordings(encode, speech, tmp_path)
 
 def test_a_beginning_across_blocks_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("kvcast.audio.formats._AT_ONCE", 64)
-    header = b"fLaC\x00\x00\x00\x22"
     for length in range(40, 90):
-        (tmp_path / "a").write_bytes((header + bytes(length)) * 2)
+        (tmp_path / "a").write_bytes((HEADER + bytes(length)) * 2)
         with (tmp_path / "a").open("rb") as file:
-            assert [part.size for part in parts(file)] == [len(header) + length] * 2
+            assert [part.size for part in parts(file)] == [len(HEADER) + length] * 2

@@ -3,7 +3,7 @@
 import io
 import struct
 from collections.abc import Callable
-from pathlib import Path
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kit.recordings import SPOKEN
 from kvcast.audio.formats import foreign
 from kvcast.audio.stream import AudioStream, decode_a_law, decode_mu_law
 from kvcast.errors import InputOutputError
 
-SPOKEN = Path(__file__).parents[1] / "data" / "spoken.ogg"
 TONE = (0.5 * np.sin(np.arange(4000) * 0.05)).astype(np.float32)
 TONE_16 = (TONE * 2**15).astype("<i2")
 
@@ -27,16 +27,20 @@ def wav(samples: np.ndarray, subtype: str = "PCM_16", rate: int = 16_000, **sett
     return file.getvalue()
 
 
-def heard(data: bytes, sizes: tuple[int, ...] = (1000,), **settings) -> np.ndarray:
-    stream = AudioStream(**settings)
-    pieces, at, number = [], 0, 0
-    while at < len(data):
-        size = sizes[number % len(sizes)]
-        pieces.append(stream.feed(data[at : at + size]))
-        at, number = at + size, number + 1
+def fed(stream: AudioStream, data: bytes, sizes: tuple[int, ...] = (1000,)) -> np.ndarray:
+    pieces, rest = [], data
+    for size in cycle(sizes):
+        if not rest:
+            break
+        pieces.append(stream.feed(rest[:size]))
+        rest = rest[size:]
     pieces.append(stream.finish())
     assert all(piece.dtype == np.float32 for piece in pieces)
     return np.concatenate(pieces)
+
+
+def decoded(data: bytes, sizes: tuple[int, ...] = (1000,), **settings) -> np.ndarray:
+    return fed(AudioStream(**settings), data, sizes)
 
 
 def header(tag: int = 1, channels: int = 1, rate: int = 16_000, bits: int = 16) -> bytes:
@@ -54,7 +58,7 @@ def aac(length: int) -> bytes:
 @settings(max_examples=20, deadline=None)
 def test_pieces_of_any_length_give_the_same_samples(sizes):
     for data in TONE_16.tobytes(), wav(TONE_16):
-        assert np.array_equal(heard(data, tuple(sizes)), TONE_16 / np.float32(2**15))
+        assert np.array_equal(decoded(data, tuple(sizes)), TONE_16 / np.float32(2**15))
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
@@ -63,19 +67,19 @@ def test_codings_equal_libsndfiles(subtype: str, format_: str):
     file = io.BytesIO()
     soundfile.write(file, TONE, 16_000, subtype=subtype, format=format_)
     expected, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32")
-    assert np.allclose(heard(file.getvalue()), expected, atol=1e-7)
+    assert np.allclose(decoded(file.getvalue()), expected, atol=1e-7)
 
 
 def test_channels_are_averaged_and_rates_converted():
     stereo = np.stack([TONE, np.zeros_like(TONE)], axis=1)
-    assert np.allclose(heard(wav(stereo)), TONE / 2, atol=1e-4)
+    assert np.allclose(decoded(wav(stereo)), TONE / 2, atol=1e-4)
     tone = np.sin(np.arange(48_000) * 2 * np.pi * 440 / 48_000).astype(np.float32)
     expected = np.sin(np.arange(16_000) * 2 * np.pi * 440 / 16_000)
     for data, rate in (
         (wav(tone, rate=48_000), 16_000),
         ((tone * 32767).astype("<i2").tobytes(), 48_000),
     ):
-        samples = heard(data, sample_rate=rate)
+        samples = decoded(data, sample_rate=rate)
         assert len(samples) == 16_000
         assert np.allclose(samples[500:-500], expected[500:-500], atol=1e-3)
 
@@ -83,22 +87,20 @@ def test_channels_are_averaged_and_rates_converted():
 @pytest.mark.parametrize("claimed", [0, 0x7FFFF000, 0x7FFFFF00, 0x80000000, 0xFFFFFFFF])
 def test_an_unknown_length_is_read_to_the_end(claimed: int):
     data = header() + b"data" + struct.pack("<I", claimed) + TONE_16.tobytes()
-    assert len(heard(data)) == len(TONE_16)
+    assert len(decoded(data)) == len(TONE_16)
 
 
 def test_bytes_after_a_known_length_are_ignored():
     chunk = b"LIST" + struct.pack("<I", 8) + b"INFOabcd"
-    assert len(heard(wav(TONE_16) + chunk, (7,))) == len(TONE_16)
+    assert len(decoded(wav(TONE_16) + chunk, (7,))) == len(TONE_16)
     data = header() + chunk + b"data" + struct.pack("<I", 8000) + TONE_16.tobytes()
-    assert len(heard(data)) == 4000
+    assert len(decoded(data)) == 4000
 
 
 @pytest.mark.parametrize("size", [997, 64_000])
 def test_floats_that_are_integers_are_divided(size):
     stream = AudioStream()
-    data = wav(TONE * 2**15, "FLOAT")
-    pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
-    samples = np.concatenate([*pieces, stream.finish()])
+    samples = fed(stream, wav(TONE * 2**15, "FLOAT"), (size,))
     np.testing.assert_allclose(samples[300:], TONE[300:], rtol=0, atol=1e-6)
     assert "16-bit" in " ".join(stream.notices)
 
@@ -106,22 +108,20 @@ def test_floats_that_are_integers_are_divided(size):
 @pytest.mark.parametrize("size", [7, 997, 64_000])
 def test_channels_that_cancel_out_are_noticed_in_pieces_of_any_length(size):
     stream = AudioStream()
-    data = wav(np.stack([TONE_16, -TONE_16], axis=1))
-    pieces = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
-    samples = np.concatenate([*pieces, stream.finish()])
+    samples = fed(stream, wav(np.stack([TONE_16, -TONE_16], axis=1)), (size,))
     np.testing.assert_allclose(np.abs(samples[600:]), np.abs(TONE[600:]), rtol=0, atol=1e-4)
     assert "cancel" in " ".join(stream.notices)
 
 
 def test_part_of_a_sample_at_the_end_is_left_out():
     stream = AudioStream()
-    samples = np.concatenate([stream.feed(TONE_16.tobytes() + b"\1"), stream.finish()])
+    samples = fed(stream, TONE_16.tobytes() + b"\1")
     assert len(samples) == len(TONE_16)
     assert stream.notices == ("standard input ends within a sample, which was left out",)
 
 
 def test_less_than_a_header_is_raw():
-    assert heard(b"\0\x40\0\xc0").tolist() == [0.5, -0.5]
+    assert decoded(b"\0\x40\0\xc0").tolist() == [0.5, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_less_than_a_header_is_raw():
 )
 def test_unreadable_streams_are_refused_in_one_line(data: bytes, said: str):
     with pytest.raises(InputOutputError) as refused:
-        heard(data)
+        decoded(data)
     assert said in str(refused.value)
     assert str(refused.value).startswith("standard input ")
     assert "\n" not in str(refused.value)
@@ -174,13 +174,13 @@ def test_other_formats_of_libsndfile_are_refused(format_, subtype, rate, size):
     if data.startswith(b"ID3"):
         data = data[10 + sum(byte << 7 * (3 - at) for at, byte in enumerate(data[6:10])) :]
     with pytest.raises(InputOutputError, match="only raw PCM or WAV can be read live"):
-        heard(data, (size,))
+        decoded(data, (size,))
 
 
 def test_samples_that_begin_as_a_frame_are_samples():
     data = bytes.fromhex("fff344c4") + TONE_16.tobytes()
-    assert np.array_equal(heard(data, (64,)), np.frombuffer(data, "<i2") / np.float32(2**15))
-    assert len(heard(data[:40])) == 20
+    assert np.array_equal(decoded(data, (64,)), np.frombuffer(data, "<i2") / np.float32(2**15))
+    assert len(decoded(data[:40])) == 20
 
 
 def test_random_samples_and_speech_are_samples():

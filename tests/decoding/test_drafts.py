@@ -129,14 +129,13 @@ def test_text_to_text_models_take_drafts(family, runtime):
 def test_a_draft_of_another_kind_or_vocabulary_is_refused():
     model = TextModel(RecomputingRuntime(None), Letters(), LLAMA)
     t5 = T5Model(RecomputingRuntime(None), Letters(), SMALL_T5)
-    with pytest.raises(UsageError, match="draft is a T5 model and this one is decoder-only"):
-        model.generate("a", draft=t5)
-    numbers = TextModel(RecomputingRuntime(None), Numbers(LLAMA.vocab_size, end=1), LLAMA)
-    with pytest.raises(UsageError, match="draft has another vocabulary"):
-        model.generate("a", draft=numbers)
-    with pytest.raises(UsageError, match=r"draft must be ngram, or a model that kvcast\.load ret"):
-        model.generate("a", draft="demo-chat")
-    with pytest.raises(UsageError, match=r"draft must be ngram, or a model .* not 7"):
-        model.generate("a", draft=7)
-    with pytest.raises(UsageError, match="draft needs a beam of 1"):
-        model.generate("a", draft="ngram", beam=2)
+    ids = TextModel(RecomputingRuntime(None), Numbers(LLAMA.vocab_size, end=1), LLAMA)
+    for draft, options, words in (
+        (t5, {}, "draft is a T5 model and this one is decoder-only"),
+        (ids, {}, "draft has another vocabulary"),
+        ("demo-chat", {}, r"draft must be ngram, or a model that kvcast\.load ret"),
+        (7, {}, r"draft must be ngram, or a model .* not 7"),
+        ("ngram", {"beam": 2}, "draft needs a beam of 1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            model.generate("a", draft=draft, **options)

@@ -43,51 +43,57 @@ def assert_masks_equal(
     assert np.array_equal(logits_rv, expected.numpy())
 
 
-def rules(latest: int | None) -> tuple[LogitsProcessor, openai.LogitFilter]:
-    ours = TimestampRules(
-        begin=BEGIN, end=VOCAB, eot=EOT, no_timestamps=NO_TIMESTAMPS, latest_initial=latest
-    )
-    return ours, openai.ApplyTimestampRules(SMALL, len(PROMPT), latest)
-
-
-@given(histories=HISTORIES, latest=st.none() | st.integers(0, VOCAB - BEGIN), data=st.data())
-def test_timestamp_rules_after_any_history(histories, latest, data):
-    # Text within reach of all timestamps together, and some logits already masked. Eighths keep
-    # away from ties that each side's rounding decides.
-    logit = st.integers(-32, 32).map(lambda eighths: eighths / 8) | st.just(-np.inf)
-    logits_rv = data.draw(arrays(np.float32, (len(histories), VOCAB), elements=logit))
-    logits_rv[:, 0] = data.draw(st.integers(-32, 48)) / 8
-    assert_masks_equal(*rules(latest), logits_rv, histories, PROMPT)
-
-
-@pytest.mark.parametrize("lead", [-0.01, 0.01])
-def test_timestamps_win_by_their_total_weight(lead: float):
-    ours, theirs = rules(None)
-    logits_rv = np.full((1, VOCAB), -50, np.float32)
-    logits_rv[:, BEGIN + 3 :] = 0
-    logits_rv[:, 5] = np.log(VOCAB - BEGIN - 3) - lead
-    assert_masks_equal(ours, theirs, logits_rv, [[BEGIN, 4]], PROMPT)
-    assert np.isneginf(logits_rv[0, 5]) == (lead > 0)
-
-
-@given(histories=HISTORIES, latest=st.none() | st.integers(0, VOCAB - BEGIN), data=st.data())
-def test_text_after_the_timestamps_is_masked_as_text_before_them(histories, latest, data):
-    """Tokens that fine-tuning added are what the first ones are, in another place."""
-    added = 4
-    logit = st.integers(-32, 32).map(lambda eighths: eighths / 8) | st.just(-np.inf)
-    logits_rv = data.draw(arrays(np.float32, (len(histories), VOCAB), elements=logit))
-    logits_rv[:, 0] = data.draw(st.integers(-32, 48)) / 8
-    moved_rv = np.concatenate([logits_rv[:, added:], logits_rv[:, :added]], axis=1)
-    rules(latest)[0].apply(logits_rv, np.array(histories, np.int64).reshape(len(histories), -1))
-    ours = TimestampRules(
+def ours(latest: int | None, added: int = 0) -> LogitsProcessor:
+    return TimestampRules(
         begin=BEGIN - added,
         end=VOCAB - added,
         eot=EOT - added,
         no_timestamps=NO_TIMESTAMPS - added,
         latest_initial=latest,
     )
-    written = [[(token - added) % VOCAB for token in history] for history in histories]
-    ours.apply(moved_rv, np.array(written, np.int64).reshape(len(histories), -1))
+
+
+def rules(latest: int | None) -> tuple[LogitsProcessor, openai.LogitFilter]:
+    return ours(latest), openai.ApplyTimestampRules(SMALL, len(PROMPT), latest)
+
+
+@st.composite
+def logits_after(draw, histories):
+    # Text within reach of all timestamps together, and some logits already masked. Eighths keep
+    # away from ties that each side's rounding decides.
+    logit = st.integers(-32, 32).map(lambda eighths: eighths / 8) | st.just(-np.inf)
+    logits_rv = draw(arrays(np.float32, (len(histories), VOCAB), elements=logit))
+    logits_rv[:, 0] = draw(st.integers(-32, 48)) / 8
+    return logits_rv
+
+
+LATEST = st.none() | st.integers(0, VOCAB - BEGIN)
+
+
+@given(histories=HISTORIES, latest=LATEST, data=st.data())
+def test_timestamp_rules_after_any_history(histories, latest, data):
+    logits_rv = data.draw(logits_after(histories))
+    assert_masks_equal(*rules(latest), logits_rv, histories, PROMPT)
+
+
+@pytest.mark.parametrize("lead", [-0.01, 0.01])
+def test_timestamps_win_by_their_total_weight(lead: float):
+    logits_rv = np.full((1, VOCAB), -50, np.float32)
+    logits_rv[:, BEGIN + 3 :] = 0
+    logits_rv[:, 5] = np.log(VOCAB - BEGIN - 3) - lead
+    assert_masks_equal(*rules(None), logits_rv, [[BEGIN, 4]], PROMPT)
+    assert np.isneginf(logits_rv[0, 5]) == (lead > 0)
+
+
+@given(histories=HISTORIES, latest=LATEST, data=st.data())
+def test_text_after_the_timestamps_is_masked_as_text_before_them(histories, latest, data):
+    """Tokens that fine-tuning added are what the first ones are, in another place."""
+    added = 4
+    logits_rv = data.draw(logits_after(histories))
+    moved_rv = np.concatenate([logits_rv[:, added:], logits_rv[:, :added]], axis=1)
+    histories_rn = np.array(histories, np.int64).reshape(len(histories), -1)
+    ours(latest).apply(logits_rv, histories_rn)
+    ours(latest, added).apply(moved_rv, (histories_rn - added) % VOCAB)
     back_rv = np.concatenate([moved_rv[:, -added:], moved_rv[:, :-added]], axis=1)
     assert np.array_equal(back_rv, logits_rv)
 
@@ -107,15 +113,11 @@ def test_timestamp_rules_over_a_whole_vocabulary(multilingual: bool, latest: int
     )
     theirs = openai.ApplyTimestampRules(tokenizer, len(prompt), latest)
     generator = np.random.default_rng(0)
+    pair = [begin, 7, begin + 20, begin + 20]
+    histories = [pair[:count] for count in range(5)]
     for history in (
-        [],
-        [begin],
-        [begin, 7],
-        [begin, 7, begin + 20],
-        [begin, 7, begin + 20, begin + 20],
-        [begin + 1500],
-        [begin, 9, begin + 1500],
-        [begin, 9, 8, tokenizer.eot],
+        *histories,
+        *([begin + 1500], [begin, 9, begin + 1500], [begin, 9, 8, tokenizer.eot]),
     ):
         logits_rv = generator.normal(0, 2, (5, vocab)).astype(np.float32)
         logits_rv[:, begin:] += generator.uniform(-6, 6, (5, 1))

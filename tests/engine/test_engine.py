@@ -1,6 +1,8 @@
 """What an engine promises besides its answers: order, limits, deadlines, and a clean end."""
 
 import asyncio
+import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +17,13 @@ import pytest
 from kit.dimensions import LLAMA
 from kit.letters import VOCAB
 from kit.scripted_runtimes import Written, random_model
-from kit.text_models import model, prompt, until
+from kit.text_models import model, model_of, prompt, saying, until
 from kvcast import Engine
 from kvcast.engine import ClosedError, DeadlineError, QueueFullError
 from kvcast.errors import KvcastError, UsageError
 from text.test_generate import speaking, text_model
+
+SCHEMA = {"type": "array", "items": {"enum": [1, "é", None]}, "minItems": 2, "maxItems": 4}
 
 RANDOM = random_model(VOCAB, 0)
 
@@ -165,7 +169,7 @@ def test_a_mistake_is_the_callers_own():
         assert engine.submit("a", max_new_tokens=2).result(timeout=600)
 
 
-def test_numbers_that_are_none_end_one_text_and_no_other():
+def test_nan_logits_end_one_text_and_no_other():
     def damaged(written: Written) -> Any:
         logits_sv = RANDOM(written)
         return logits_sv * np.nan if written[1] == 2 else logits_sv
@@ -283,6 +287,32 @@ def test_an_engine_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPa
 def test_sizes_that_cannot_be(wrong: dict[str, int]):
     with pytest.raises(UsageError, match=r"must be|give it more memory"):
         Engine(model(LLAMA, "native"), **wrong)
+
+
+def test_texts_of_an_engine_keep_their_grammars():
+    model = model_of("byte-level")
+    asked = [{"json_schema": SCHEMA}, {"regex": "[0-9]{3,9}"}, {"max_new_tokens": 5}] * 4
+    asked = [{**options, "temperature": 1.0, "seed": seed} for seed, options in enumerate(asked)]
+    with Engine(model, rows=4) as engine:
+        with pytest.raises(UsageError, match="unclosed group"):
+            engine.submit("a", regex="(a")
+        jobs = [engine.submit("hello", **options) for options in asked]
+        texts = [job.result(timeout=600).text for job in jobs]
+    assert texts == [model.generate("hello", **options).text for options in asked]
+    assert all(2 <= len(json.loads(text)) <= 4 for text in texts[::3])
+    assert all(re.fullmatch("[0-9]{3,9}", text) for text in texts[1::3])
+
+
+def test_texts_of_one_prompt_that_end_in_the_same_step_are_streamed_to_their_ends():
+    with Engine(saying("world")) as engine:
+        job = engine.submit("u.hello!a.", n=3, temperature=0.01, max_new_tokens=20)
+        deltas = list(job)
+        for index in range(3):
+            own = [delta for delta in deltas if delta.index == index]
+            assert "".join(delta.text for delta in own) == "world"
+            assert [delta.finish_reason for delta in own if delta.finish_reason] == ["stop"]
+        assert [text.text for text in job.result()] == ["world"] * 3
+        assert engine.status().finished == {"stop": 1}
 
 
 def test_memory_decides_about_rows_and_their_length():

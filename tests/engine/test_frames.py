@@ -3,18 +3,16 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import pytest
 
 import kvcast
+from kit.recordings import EXAMPLE
 from kvcast.cli import main
 from kvcast.loading import opening
 from kvcast.loading.params import LoadParams
-
-RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
 
 
 class Counting:
@@ -64,8 +62,7 @@ def deepest(counting: Counting, *of: str) -> list[str]:
 def test_a_token_of_a_recording(counted: Callable[[Any], Counting], beam: int):
     model: Any = kvcast.load("demo", quantize="none", threads=1, runtime="native")
     counting = counted(model)
-    for _ in model.transcribe(RECORDING, clip_end=6, beam=beam, word_timestamps=True):
-        pass
+    list(model.transcribe(EXAMPLE, clip_end=6, beam=beam, word_timestamps=True))
     stack = deepest(counting, "Scheduler._decode", "Scheduler._prefill")
     assert stack[0] == "Transcription.__next__"
     assert len(stack) <= 7, stack
@@ -79,7 +76,7 @@ def test_a_token_of_the_command_line(
     opened = opening.open_model("demo", LoadParams(**options))
     monkeypatch.setattr(opening, "open_model", lambda *_, **__: opened)
     counting = counted(opened.model)
-    words = ["--model", "demo", "--clip-end", "6", "--quiet", str(RECORDING)]
+    words = ["--model", "demo", "--clip-end", "6", "--quiet", str(EXAMPLE)]
     assert main(["transcribe", *words]) == 0
     stack = deepest(counting, "Scheduler._decode", "Scheduler._prefill")
     assert stack[0] == "main"

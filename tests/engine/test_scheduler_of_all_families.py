@@ -6,7 +6,7 @@ ends write what they write alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -133,8 +133,8 @@ SUBJECTS: dict[str, Callable[[str], Subject]] = {
 }
 
 
-def numbers(request: Request) -> tuple[Any, list[float]]:
-    """What it wrote, and the figures of it."""
+def result_of(request: Request) -> tuple[Any, list[float]]:
+    """Return what it generated, and its probabilities."""
     if isinstance(request, TextRequest):
         texts = request.generations()
         return (
@@ -156,12 +156,9 @@ def alone(name: str, runtime: str) -> tuple[Subject, list[tuple[Any, list[float]
     expected = []
     for begin in subject.requests:
         request = begin()
-        scheduler = Scheduler(
-            subject.runtime, rows=request.width, capacity=CAPACITY, inputs=min(1, subject.inputs)
-        )
-        for _ in scheduler.run([request]):
-            pass
-        expected.append(numbers(request))
+        sizes = {"rows": request.width, "capacity": CAPACITY, "inputs": min(1, subject.inputs)}
+        list(Scheduler(subject.runtime, **sizes).run([request]))
+        expected.append(result_of(request))
     return subject, expected
 
 
@@ -182,13 +179,9 @@ def check(
     chunk: int,
 ) -> None:
     subject, expected = alone(name, runtime)
-    scheduler = Scheduler(
-        subject.runtime,
-        rows=rows,
-        capacity=CAPACITY,
-        inputs=min(inputs, subject.inputs),
-        chunk=subject.chunks[chunk % len(subject.chunks)],
-    )
+    sizes = {"rows": rows, "capacity": CAPACITY, "inputs": min(inputs, subject.inputs)}
+    chunk_size = subject.chunks[chunk % len(subject.chunks)]
+    scheduler = Scheduler(subject.runtime, **sizes, chunk=chunk_size)
     events: dict[int, list[Callable[[], None]]] = {}
     kept: list[tuple[Request, int]] = []
     arrival = 0
@@ -197,12 +190,12 @@ def check(
         request = subject.requests[number]()
         caller = RequestList([request])
         arrival += later
-        events.setdefault(arrival, []).append(lambda caller=caller: scheduler.add(caller))
+        events.setdefault(arrival, []).append(partial(scheduler.add, caller))
         if patience is None:
             kept.append((request, number))
         else:
             leaving = events.setdefault(arrival + patience, [])
-            leaving.append(lambda caller=caller: scheduler.remove(caller))
+            leaving.append(partial(scheduler.remove, caller))
     step = 0
     while events or not scheduler.idle:
         for event in events.pop(step, []):
@@ -211,7 +204,7 @@ def check(
         step += 1
     for request, number in kept:
         assert request.done
-        (written, figures), (other, others) = numbers(request), expected[number]
+        (written, figures), (other, others) = result_of(request), expected[number]
         assert written == other
         np.testing.assert_allclose(figures, others, atol=1e-3)
 

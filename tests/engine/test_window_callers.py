@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 import kvcast
+from kit.recordings import EXAMPLE, read
 from kit.text_models import until
 from kvcast import Engine
-from kvcast.audio.decode import open_audio
 from kvcast.audio.features import window_features
 from kvcast.engine import DeadlineError
 from kvcast.engine.callers import Policy
@@ -23,8 +22,6 @@ from kvcast.whisper.requests import Features
 from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.word_timestamps import TokenTimes
 
-RECORDING = Path(__file__).parents[2] / "examples/sense-and-sensibility.flac"
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:
@@ -33,11 +30,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def samples() -> NDArray[np.float32]:
-    source = open_audio(RECORDING)
-    try:
-        return np.concatenate(list(source.blocks()))
-    finally:
-        source.close()
+    return read(EXAMPLE)
 
 
 @dataclass(frozen=True)
@@ -93,12 +86,12 @@ def test_tokens_of_recordings_are_counted_as_windows_end(model: Any, samples: ND
         alone = engine.status().generated_tokens
         assert alone == sum(len(segment.tokens) for segment in expected.segments)
         long = engine.submit(np.tile(samples, 20), best_of=1)
-        heard = next(iter(long))
+        first = next(iter(long))
         # One that follows in the same step, so that the step before is over.
         engine.submit(question(model, samples, 3)).result(600)
         counted = engine.status().generated_tokens
         assert not long.done()
-        assert counted > alone + len(heard.tokens)
+        assert counted > alone + len(first.tokens)
         long.cancel()
         with pytest.raises(CancelledError):
             long.result(600)
@@ -111,9 +104,8 @@ def test_a_window_waits_neither_for_recordings_nor_in_the_queue(
 ):
     long = np.tile(samples, 6)
     with Engine(model, rows=2, queue=1) as engine:
-        recordings = [
-            engine.submit(long, best_of=1) for _ in range(3)
-        ]  # one waits; the queue is full
+        # One waits: the queue is full.
+        recordings = [engine.submit(long, best_of=1) for _ in range(3)]
         until(lambda: engine.status().running == 2)
         answer = engine.submit(question(model, samples, 3)).result(600)
         status = engine.status()
@@ -142,17 +134,17 @@ def test_what_takes_long_to_open_holds_up_nobody(
     monkeypatch.setattr(model, "_opening", slow)
     with Engine(model, rows=2) as engine:
         late = engine.submit("slow", deadline=0.05)
-        given_up = engine.submit("slow")
+        cancelled = engine.submit("slow")
         with pytest.raises(DeadlineError):
             late.result(600)
         assert engine.status().busy == []
         assert "Dashwood" in engine.submit(question(model, samples, 3)).result(600).text
-        given_up.cancel()
+        cancelled.cancel()
         with pytest.raises(CancelledError):
-            given_up.result(600)
+            cancelled.result(600)
         opened.set()
-        heard = engine.submit(samples[:80_000], best_of=1).result(600)
-        assert "Dashwood" in "".join(segment.text for segment in heard.segments)
+        transcript = engine.submit(samples[:80_000], best_of=1).result(600)
+        assert "Dashwood" in "".join(segment.text for segment in transcript.segments)
         missing = engine.submit("nowhere.wav")
         with pytest.raises(InputMissingError):
             missing.result(600)
@@ -163,10 +155,10 @@ def test_a_window_that_cannot_be_answered_is_the_callers(model: Any, samples: ND
     with Engine(model, rows=2) as engine:
         with pytest.raises(UsageError, match="cannot translate"):
             engine.submit(question(model, samples, 3, task="translate")).result(600)
-        given_up = [engine.submit(question(model, samples, 12)) for _ in range(4)]
-        for job in given_up:
+        cancelled = [engine.submit(question(model, samples, 12)) for _ in range(4)]
+        for job in cancelled:
             job.cancel()
         with pytest.raises(CancelledError):
-            given_up[-1].result(600)
+            cancelled[-1].result(600)
         assert engine.submit(question(model, samples, 3)).result(600).text
         assert engine.status().running == 0

@@ -139,6 +139,9 @@ class T5:
         }
 
 
+LLAMA, SEQ2SEQ = Llama(), T5()
+
+
 def _random(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Tensors:
     generator = np.random.default_rng(seed)
     return {

@@ -6,7 +6,8 @@ follows transformers' models, independently of kvcast's programs.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from kit.foreign_graphs import Graph, embedding, value_info, write_graph
-from kit.foreign_models import T5, Llama, Tensors
+from kit.foreign_models import LLAMA, SEQ2SEQ, T5, Llama, Tensors
 from kvcast.spec.position_encodings import bucket_of
 
 HIDDEN = -1e9
@@ -326,3 +327,12 @@ def _save(
         for name, shape in caches.items()
     }
     write_graph(g, path, {**inputs, **caches}, outputs, external=external)
+
+
+EXPORTS: Mapping[str, tuple[Any, Callable[..., None]]] = {
+    "optimum": (LLAMA, write_optimum_llama),
+    "optimum merged": (SEQ2SEQ, write_optimum_t5),
+    "optimum split": (SEQ2SEQ, partial(write_optimum_t5, merged=False)),
+    "genai": (LLAMA, write_genai_llama),
+    "genai unshared": (LLAMA, partial(write_genai_llama, shared=False)),
+}

@@ -279,6 +279,17 @@ def stepped(
     return np.concatenate(logits, axis=1), cache
 
 
+def in_chunks(
+    runtime: EncoderDecoder, cache: Any, tokens_rs: Int64, chunks: Sequence[int]
+) -> Float32:
+    """Logits [rows, s, vocab], with as many tokens a call as `chunks` says."""
+    parts = []
+    for chunk in np.split(tokens_rs, np.cumsum(chunks)[:-1], axis=1):
+        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
+        parts.append(logits.copy())
+    return np.concatenate(parts, axis=1)
+
+
 def own_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Make `folder` the cache; return it. Compiling takes as long as a hundred tests."""
     compiled = Path(os.environ["KVCAST_CACHE"]).resolve() / "native"

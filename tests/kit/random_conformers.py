@@ -18,25 +18,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 MELS, HALVINGS = 16, 2
 END, PAD, BLANK = 3, 2, 63
-_SPECIAL = [
-    "<unk>",
-    "<|nospeech|>",
-    "<pad>",
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    "<|pnc|>",
-    "<|nopnc|>",
-    "<|startofcontext|>",
-    "<|itn|>",
-    "<|noitn|>",
-    "<|timestamp|>",
-    "<|notimestamp|>",
-    "<|diarize|>",
-    "<|nodiarize|>",
-    "<|emo:undefined|>",
-    "<|en|>",
-    "<|de|>",
-]
+_CONTROLS = """
+endoftext startoftranscript pnc nopnc startofcontext itn noitn timestamp notimestamp diarize
+nodiarize emo:undefined en de
+"""
+_SPECIAL = ["<unk>", "<|nospeech|>", "<pad>", *(f"<|{name}|>" for name in _CONTROLS.split())]
 _PIECES = ["\u2581", *string.ascii_lowercase, *"0123456789.,?!'-", "\u2581a", "\u2581th", "er"]
 VOCAB = len(_SPECIAL) + len(_PIECES)  # 63
 _ENCODER: dict[str, Any] = {

@@ -167,23 +167,12 @@ def spiece_files(model: bytes, **settings: object) -> dict[str, bytes]:
     return {"spiece.model": model, "text.json": json.dumps({"end_tokens": [1]} | settings).encode()}
 
 
-WORDS = [
-    "今天",
-    "天气",
-    "非常",
-    "北京",
-    "明天",
-    "isn",
-    "##ae",
-    "##l",
-    "call",
-    "Call",
-    "me",
-    "house",
+_WORDS = [
+    *("今天", "天气", "非常", "北京", "明天", "isn", "##ae", "##l", "call", "Call", "me", "house"),
 ]
 VOCABULARY = [
     *["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-    *WORDS,
+    *_WORDS,
     *sorted({character for text in SENTENCES for character in text if not character.isspace()}),
     *["##" + letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789"],
     *"bgjkpqvxyz",

@@ -1,8 +1,9 @@
-"""Logits and texts of decoders that hear equal transformers', read from what it saves."""
+"""Logits and texts of audio decoders equal transformers', read from what it saves."""
 
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ REALTIMES: dict[str, dict[str, Any]] = {
 }
 
 
-def sound(seconds: float, seed: int = 0) -> Any:
+def noise(seconds: float, seed: int = 0) -> Any:
     """Noise whose loudness changes."""
     generator = np.random.default_rng(seed)
     samples = generator.normal(0, 0.1, round(16_000 * seconds))
@@ -131,10 +132,8 @@ def their_features(kind: str, samples: Any, theirs: Any) -> dict[str, Any]:
         return {"input_features": given["input_features"]}
     extractor = Qwen3ASRFeatureExtractor(feature_size=32)
     given = extractor(samples, sampling_rate=16_000, padding=True, return_attention_mask=True)
-    return {
-        "input_features": given["input_features"],
-        "input_features_mask": given["attention_mask"],
-    }
+    mask = given["attention_mask"]
+    return {"input_features": given["input_features"], "input_features_mask": mask}
 
 
 def theirs_of(tokens: list[int]) -> torch.Tensor:
@@ -142,37 +141,36 @@ def theirs_of(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([[SOUND if token >= VOCAB else token for token in tokens]])
 
 
+def random_model(kind: str, **settings: Any) -> Any:
+    makers = {"granite_speech": random_granite_speech, "voxtral_realtime": random_voxtral_realtime}
+    return makers.get(kind, partial(random_audio_decoder, kind))(**settings)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
     """A model of each type, and where it lies."""
-    models = {kind: random_audio_decoder(kind) for kind in ("qwen3_asr", "voxtral")}
-    models["granite_speech"] = random_granite_speech()
-    models["voxtral_realtime"] = random_voxtral_realtime()
+    models = {kind: random_model(kind) for kind in KINDS}
     return {
         kind: (model, save_audio_decoder(model, tmp_path_factory.mktemp(kind)))
         for kind, model in models.items()
     }
 
 
+def opened(folder: Path) -> Any:
+    return kvcast.load(folder, runtime="native", quantize="none", threads=1)
+
+
 def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
-    """Compare the logits of ragged sounds in rows side by side, in chunks and steps."""
-    sounds = [model.recognition.input(sound(seconds, i)) for i, seconds in enumerate(SECONDS)]
-    prompts = [
-        model.recognition.prompt(each.positions, SpeechContext(prompt="b")) for each in sounds
-    ]
-    generator = np.random.default_rng(0)
-    frame_synchronous = model.recognition.frame_synchronous
-    counts = [
-        each.positions - len(prompt) if frame_synchronous else 6
-        for each, prompt in zip(sounds, prompts, strict=True)
-    ]
-    texts = [
-        [*prompt, *generator.integers(0, 500, count).tolist()]
-        for prompt, count in zip(prompts, counts, strict=True)
-    ]
-    rows = list(range(len(sounds)))
+    """Compare the logits of ragged recordings in rows side by side, in chunks and steps."""
+    inputs = [model.recognition.input(noise(seconds, i)) for i, seconds in enumerate(SECONDS)]
+    generator, texts = np.random.default_rng(0), []
+    for each in inputs:
+        prompt = model.recognition.prompt(each.positions, SpeechContext(prompt="b"))
+        new = each.positions - len(prompt) if model.recognition.frame_synchronous else 6
+        texts.append([*prompt, *generator.integers(0, 500, new).tolist()])
+    rows = list(range(len(inputs)))
     cache = runtime.new_cache(len(rows), max(map(len, texts)), len(rows))
-    for row, each in enumerate(sounds):
+    for row, each in enumerate(inputs):
         cache = runtime.encode(cache, [row], *type(each).batch([each]))
     cache = runtime.reset(cache, rows, rows)
     logits: list[list[Any]] = [[] for _ in rows]
@@ -185,7 +183,7 @@ def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
             for row, part in zip(taking, parts, strict=True):
                 logits[row].append(part.copy())
     for row, seconds in enumerate(SECONDS):
-        features = their_features(kind, sound(seconds, row), theirs)
+        features = their_features(kind, noise(seconds, row), theirs)
         with torch.no_grad():
             expected = theirs(input_ids=theirs_of(texts[row]), **features).logits[0].numpy()
         assert expected.std() > 0.3
@@ -193,28 +191,20 @@ def compare(kind: str, theirs: Any, model: Any, runtime: Any) -> None:
         np.testing.assert_allclose(np.concatenate(logits[row]), expected, atol=allowed, rtol=0)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_logits_after_ragged_sounds_in_chunks(settings: Any, tmp_path: Path):
-    theirs = random_audio_decoder("qwen3_asr", **settings)
-    save_audio_decoder(theirs, tmp_path)
-    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
-    compare("qwen3_asr", theirs, model, model.runtime)
+OTHERS = {
+    **{f"qwen, {name}": ("qwen3_asr", settings) for name, settings in SETTINGS.items()},
+    **{f"granite, {name}": ("granite_speech", settings) for name, settings in GRANITES.items()},
+    **{f"realtime, {name}": ("voxtral_realtime", each) for name, each in REALTIMES.items()},
+}
+SLOW = ("granite, one layer", "granite, another projector", "realtime, an embedding as head")
 
 
-@pytest.mark.parametrize("name", ["other sizes", *(slow(n) for n in list(GRANITES)[::2])])
-def test_granites_of_other_sizes(name: str, tmp_path: Path):
-    theirs = random_granite_speech(**GRANITES[name])
-    save_audio_decoder(theirs, tmp_path)
-    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
-    compare("granite_speech", theirs, model, model.runtime)
-
-
-@pytest.mark.parametrize("name", ["another delay", slow("an embedding as head")])
-def test_realtime_voxtrals_of_other_sizes(name: str, tmp_path: Path):
-    theirs = random_voxtral_realtime(**REALTIMES[name])
-    save_audio_decoder(theirs, tmp_path)
-    model = kvcast.load(tmp_path, runtime="native", quantize="none", threads=1)
-    compare("voxtral_realtime", theirs, model, model.runtime)
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in OTHERS])
+def test_logits_after_ragged_audio_in_chunks(name: str, tmp_path: Path):
+    kind, settings = OTHERS[name]
+    theirs = random_model(kind, **settings)
+    model = opened(save_audio_decoder(theirs, tmp_path))
+    compare(kind, theirs, model, model.runtime)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,11 +213,10 @@ def test_eager_gives_these_logits_too(kind: str, folders: Any):
     checkpoint = open_checkpoint(folder)
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     assert shapes == AUDIO_DECODER.tensor_shapes(checkpoint.dimensions)
-    assert replace(read_dimensions(folder), tied=checkpoint.dimensions.tied) == (
-        checkpoint.dimensions
-    )
+    dimensions = checkpoint.dimensions
+    assert replace(read_dimensions(folder), tied=dimensions.tied) == dimensions
     executed = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
-    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    model = opened(folder)
     compare(kind, theirs, model, EagerEncoderDecoder(executed))
     if kind != "qwen3_asr":
         compare(kind, theirs, model, model.runtime)
@@ -241,7 +230,7 @@ def test_a_wrong_constant_exceeds_the_tolerance(fault: dict[str, float], folders
     checkpoint = open_checkpoint(folder)
     wrong = replace(checkpoint.dimensions, **fault)
     executed = TorchModel.from_tensors(wrong, checkpoint.tensors)
-    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    model = opened(folder)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         compare("voxtral", theirs, model, EagerEncoderDecoder(executed))
 
@@ -250,8 +239,8 @@ def test_a_wrong_constant_exceeds_the_tolerance(fault: dict[str, float], folders
 @pytest.mark.parametrize("language", [None, "en"])
 def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, folders: Any):
     theirs, folder = folders[kind]
-    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
-    samples = sound(6.2, 3)
+    model = opened(folder)
+    samples = noise(6.2, 3)
     [segment] = model.transcribe(samples, language=language, max_new_tokens=20)
     recognition = model.recognition
     positions = recognition.input(samples).positions
@@ -271,7 +260,7 @@ def test_a_transcription_has_the_tokens_of_generate(kind: str, language: Any, fo
 
 
 def test_qwens_prompt_is_the_published_one(folders: Any):
-    model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
+    model = opened(folders["qwen3_asr"][1])
     tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
     tokens = model.recognition.prompt(3, SpeechContext(language="de", prompt="Ahab, Queequeg"))
     first = tokens.index(VOCAB)
@@ -282,8 +271,11 @@ def test_qwens_prompt_is_the_published_one(folders: Any):
     assert tokens[first + 3 :] == tokenizer.encode(after, add_special_tokens=False).ids
 
 
-def test_granites_prompt_is_the_templates_with_the_sound_before_the_question(folders: Any):
-    model = kvcast.load(folders["granite_speech"][1], runtime="native", quantize="none", threads=1)
+TRANSLATED = SpeechContext(translates=True, prompt="a, b")
+
+
+def test_granites_prompt_is_the_templates_with_the_audio_before_the_question(folders: Any):
+    model = opened(folders["granite_speech"][1])
     tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json()))
 
     def encoded(text: str) -> list[int]:
@@ -299,10 +291,7 @@ def test_granites_prompt_is_the_templates_with_the_sound_before_the_question(fol
         (SpeechContext(language="de"), "can you transcribe the speech into a written format?"),
         (SpeechContext(prompt="Ahab"), "transcribe the speech to text. Keywords: Ahab"),
         (SpeechContext(translates=True), f"translate the speech to English {good}"),
-        (
-            SpeechContext(translates=True, prompt="a, b"),
-            "translate the speech to English. Keywords: a, b",
-        ),
+        (TRANSLATED, "translate the speech to English. Keywords: a, b"),
     ):
         after = encoded(f"{asked}<|im_end|>\n<|role|>assistant:")
         assert prompt(2, context) == [*encoded(before), VOCAB, VOCAB + 1, *after]
@@ -319,39 +308,31 @@ def test_granites_own_adapter_is_merged(folders: Any, tmp_path: Path):
     name, module = "decoder.layers.1.attention.qkv.weight", "layers.1.self_attn.q_proj"
     generator = np.random.default_rng(0)
     factors = {"A": (2, 48), "B": (64, 2)}
-    lora = {side: generator.normal(size=shape) for side, shape in factors.items()}
-    save_file(
-        {
-            f"base_model.model.language_model.model.{module}.lora_{side}.weight": torch.tensor(
-                factor, dtype=torch.float32
-            )
-            for side, factor in lora.items()
-        },
-        folder / "adapter_model.safetensors",
-    )
+    lora = {side: torch.tensor(generator.normal(size=size)) for side, size in factors.items()}
+    prefix = f"base_model.model.language_model.model.{module}.lora_"
+    tensors = {f"{prefix}{side}.weight": factor.float() for side, factor in lora.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
     fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     merged = open_checkpoint(folder)
     assert list(open_text(merged.text).notices) == []
     assert fingerprint(folder) != digest
     expected = plain.tensors[name].copy()
-    expected[:64] += 3 * lora["B"] @ lora["A"]
+    expected[:64] += (3 * lora["B"] @ lora["A"]).numpy()
     np.testing.assert_allclose(merged.tensors[name], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["granite_speech", "voxtral_realtime"])
 def test_a_model_in_int8_transcribes(kind: str, folders: Any):
     model = kvcast.load(folders[kind][1], runtime="native", threads=1)
-    [segment] = model.transcribe(sound(2.0), max_new_tokens=5, language="fr")
+    [segment] = model.transcribe(noise(2.0), max_new_tokens=5, language="fr")
     assert 0 < len(segment.tokens) <= 5
     assert (segment.language, segment.end) == ("fr", 2.0)
 
 
-def test_a_realtime_text_is_as_long_as_its_sound_and_silence(folders: Any):
-    model = kvcast.load(
-        folders["voxtral_realtime"][1], runtime="native", quantize="none", threads=1
-    )
-    recordings = [sound(seconds, 5) for seconds in (3.01, 0.08, 5.2)]
+def test_a_realtime_text_is_as_long_as_its_audio_and_silence(folders: Any):
+    model = opened(folders["voxtral_realtime"][1])
+    recordings = [noise(seconds, 5) for seconds in (3.01, 0.08, 5.2)]
     alone = [list(model.transcribe(each)) for each in recordings]
     for [segment], each in zip(alone, recordings, strict=True):
         # 80 ms each, 6 of delay less those of the prompt, and 11 more.
@@ -370,10 +351,10 @@ def test_a_realtime_text_is_as_long_as_its_sound_and_silence(folders: Any):
 
 
 def test_qwens_language_is_read_from_its_answer(folders: Any):
-    model = kvcast.load(folders["qwen3_asr"][1], runtime="native", quantize="none", threads=1)
+    model = opened(folders["qwen3_asr"][1])
     tokens = model.tokenizer.encode_ready("language German<asr_text>Nennt mich Ismael.")
-    heard = model.recognition.read(tokens, SpeechContext())
-    assert (heard.language, heard.text) == ("de", "Nennt mich Ismael.")
+    result = model.recognition.read(tokens, SpeechContext())
+    assert (result.language, result.text) == ("de", "Nennt mich Ismael.")
     nothing = model.tokenizer.encode_ready("language None<asr_text>")
     assert model.recognition.read(nothing, SpeechContext()).text == ""
     plain = model.recognition.read(model.tokenizer.encode("Ismael"), SpeechContext(language="de"))
@@ -435,20 +416,20 @@ def test_qwens_own_files_are_the_same_model(folders: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_read_the_sound_of_their_own_slots(kind: str, folders: Any):
-    """Rows lie in no order; each sound is read by another number of them, as beams do."""
-    model = kvcast.load(folders[kind][1], runtime="native", quantize="none", threads=1)
+def test_rows_read_the_audio_of_their_own_slots(kind: str, folders: Any):
+    """Rows lie in no order; each recording is read by another number of them, as beams do."""
+    model = opened(folders[kind][1])
     runtime, recognition = model.runtime, model.recognition
-    sounds = [recognition.input(sound(seconds, i)) for i, seconds in enumerate((0.5, 2.0, 1.2))]
-    prompts = [np.array(recognition.prompt(each.positions, SpeechContext())) for each in sounds]
+    inputs = [recognition.input(noise(seconds, i)) for i, seconds in enumerate((0.5, 2.0, 1.2))]
+    prompts = [np.array(recognition.prompt(each.positions, SpeechContext())) for each in inputs]
     alone = []
-    for each, prompt in zip(sounds, prompts, strict=True):
+    for each, prompt in zip(inputs, prompts, strict=True):
         cache = runtime.encode(runtime.new_cache(1, 500, 1), [0], *type(each).batch([each]))
         alone.append(runtime.decode([prompt], runtime.reset(cache, [0], [0]))[0][0, 0].copy())
     assert np.abs(alone[0] - alone[1]).max() > 0.1
     reads = [2, 0, 1, 2, 0, 2]
-    cache = runtime.new_cache(len(reads), 500, len(sounds))
-    for slot, each in enumerate(sounds):
+    cache = runtime.new_cache(len(reads), 500, len(inputs))
+    for slot, each in enumerate(inputs):
         cache = runtime.encode(cache, [slot], *type(each).batch([each]))
     cache = runtime.reset(cache, range(len(reads)), reads)
     logits, cache = runtime.decode([prompts[slot] for slot in reads], cache)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 import kvcast
 from kit.marks import slow
-from kit.models import encoded
+from kit.models import encoded, in_chunks
 from kit.random_barts import END, KINDS, PAD, POSITIONS, START, random_bart, save_bart
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
@@ -62,12 +62,8 @@ def test_logits_of_ragged_sources_in_chunks_and_steps(theirs, folder):
     source_bt = padded(sources)["input_ids"].numpy()
     source = (source_bt, np.array(SOURCE_LENGTHS, np.int32))
     cache = encoded(runtime, source, len(targets), targets.shape[1])
-    parts = []
-    for chunk in np.split(targets, np.cumsum(CHUNKS)[:-1], axis=1):
-        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
-        parts.append(logits.copy())
-    expected, actual = output.logits.numpy(), np.concatenate(parts, axis=1)
-    assert_equal_but_for_rounding(actual, expected, checkpoint.tensors)
+    actual = in_chunks(runtime, cache, targets, CHUNKS)
+    assert_equal_but_for_rounding(actual, output.logits.numpy(), checkpoint.tensors)
 
 
 # In bart-scaled and Marians the values before norms are too large for an epsilon to matter.
@@ -80,9 +76,9 @@ def test_a_wrong_constant_exceeds_the_tolerance(fault, monkeypatch, theirs, fold
 
 
 def test_the_configuration_alone_gives_the_same_sizes(folder):
-    told, read = read_dimensions(folder), open_checkpoint(folder).dimensions
+    configured, read = read_dimensions(folder), open_checkpoint(folder).dimensions
     of_weights = {name: getattr(read, name) for name in ("head_bias",) if hasattr(read, name)}
-    assert {**vars(told), **of_weights} == vars(read)
+    assert {**vars(configured), **of_weights} == vars(read)
 
 
 def cut(tokens):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.models import in_chunks
 from kit.random_conformers import (
     BLANK,
     KINDS,
@@ -69,10 +70,8 @@ def test_a_checkpoint_has_the_shapes_of_its_dimensions(folder, checkpoint):
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     assert shapes == checkpoint.family.tensor_shapes(checkpoint.dimensions)
     found = vars(checkpoint.dimensions)
-    assert {
-        **vars(read_dimensions(folder)),
-        **{k: found[k] for k in ("before",) if k in found},
-    } == found
+    of_weights = {name: found[name] for name in ("before",) if name in found}
+    assert {**vars(read_dimensions(folder)), **of_weights} == found
     again = type(checkpoint.dimensions).from_json(found | {"encoder": vars(found["encoder"])})
     assert again == checkpoint.dimensions
 
@@ -86,22 +85,15 @@ def test_logits_of_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, runtime
         output = theirs(**padded(features), decoder_input_ids=torch.from_numpy(targets))
     runtime = opened(checkpoint, runtime)
     cache = heard(runtime, checkpoint.dimensions, features, targets.shape[1])
-    parts = []
-    for chunk in np.split(targets, np.cumsum(CHUNKS)[:-1], axis=1):
-        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
-        parts.append(logits.copy())
-    expected, actual = output.logits.numpy(), np.concatenate(parts, axis=1)
-    assert_equal_but_for_rounding(actual, expected, checkpoint.tensors)
+    actual = in_chunks(runtime, cache, targets, CHUNKS)
+    assert_equal_but_for_rounding(actual, output.logits.numpy(), checkpoint.tensors)
 
 
 @pytest.mark.parametrize("runtime", ["native", "eager"])
 @pytest.mark.parametrize("kind", TRANSDUCERS, indirect=True)
 def test_logits_of_steps_at_any_positions(theirs, checkpoint, runtime):
-    features, dimensions, generator = (
-        ragged_features(FRAMES),
-        checkpoint.dimensions,
-        np.random.default_rng(1),
-    )
+    features, dimensions = ragged_features(FRAMES), checkpoint.dimensions
+    generator = np.random.default_rng(1)
     tokens = generator.integers(0, VOCAB, (len(FRAMES), 7))
     tokens[:, 0] = BLANK
     lengths = np.array([dimensions.encoder.embedding_count(frames) for frames in FRAMES])
@@ -175,12 +167,9 @@ def test_tokens_and_their_places_are_those_that_transformers_generates(theirs, c
         generated = theirs.generate(**padded([each]), decoder_start_token_id=BLANK)
         if dimensions.prediction_layers:
             [sequence], [taken] = generated.sequences.tolist(), generated.durations.tolist()
-            places = np.cumsum([0, *taken])[:-1].tolist()
-            expected = [
-                (token, place)
-                for token, place in zip(sequence[1:], places[1:], strict=True)
-                if token != BLANK
-            ]
+            places = np.cumsum([0, *taken])[1:-1].tolist()
+            pairs = zip(sequence[1:], places, strict=True)
+            expected = [(token, place) for token, place in pairs if token != BLANK]
         else:
             [sequence] = generated.tolist()
             expected = [

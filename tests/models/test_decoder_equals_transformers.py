@@ -91,12 +91,12 @@ def runtime(original, request, tmp_path_factory):
 @torch.no_grad()
 def expected(oracle, *texts):
     """Return transformers' logits of each text."""
-    # transformers' Gemma 3 reads this soft cap and does not use it unless it is told here.
+    # transformers' Gemma 3 reads this soft cap and does not use it unless it is passed.
     cap = getattr(oracle.config, "attn_logit_softcapping", None)
-    told = {"softcap": cap} if oracle.config.model_type == "gemma3_text" and cap else {}
+    options = {"softcap": cap} if oracle.config.model_type == "gemma3_text" and cap else {}
     # transformers' longrope depends on a sequence's length: all are as long as the longest here.
     padded = np.stack([np.pad(tokens, (0, LENGTH - len(tokens))) for tokens in texts])
-    logits = oracle(torch.from_numpy(padded), **told).logits.numpy()
+    logits = oracle(torch.from_numpy(padded), **options).logits.numpy()
     return [row[: len(tokens)] for row, tokens in zip(logits, texts, strict=True)]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.models import encoded
+from kit.models import encoded, in_chunks
 from kit.random_moonshines import KINDS, heard, random_moonshine, save_moonshine, sounds
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.checkpoints.source import open_checkpoint, read_dimensions
@@ -58,8 +58,8 @@ def test_the_tensors_and_the_configuration_alone_give_the_same_sizes(theirs, fol
     assert checkpoint.family.name == "moonshine"
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     assert shapes == MOONSHINE.tensor_shapes(checkpoint.dimensions)
-    told = read_dimensions(folder)
-    assert {**vars(told), "tied": theirs.config.tie_word_embeddings} == vars(checkpoint.dimensions)
+    configured = {**vars(read_dimensions(folder)), "tied": theirs.config.tie_word_embeddings}
+    assert configured == vars(checkpoint.dimensions)
 
 
 @pytest.mark.parametrize("opened", ["native", "eager"])
@@ -69,11 +69,7 @@ def test_ragged_sounds_in_chunks_and_steps(theirs, checkpoint, opened, request):
     generator = np.random.default_rng(0)
     targets = generator.integers(6, 96, (len(ragged), sum(CHUNKS)))
     cache = encoded(runtime, source_of(dimensions, ragged), len(targets), targets.shape[1])
-    parts = []
-    for chunk in np.split(targets, np.cumsum(CHUNKS)[:-1], axis=1):
-        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
-        parts.append(logits.copy())
-    actual = np.concatenate(parts, axis=1)
+    actual = in_chunks(runtime, cache, targets, CHUNKS)
     for row, (sound, target) in enumerate(zip(ragged, targets, strict=True)):
         logits, keys = expected(theirs, sound, target)
         count = dimensions.positions_of(len(sound))
@@ -97,13 +93,8 @@ def test_a_sound_encoded_as_it_comes_is_the_whole_sound_encoded(theirs, checkpoi
     whole = encoded(native, source_of(dimensions, [sound])).memory.slots.parts
     samples = sound.reshape(-1, dimensions.position_samples)
     least = dimensions.sees_ahead + 1
-    cuts_of_all = [
-        [],
-        [least, least + 1, 30],
-        [least + 5],
-        *np.sort(generator.integers(least, 31, (3, 2))),
-    ]
-    for cuts in cuts_of_all:
+    random_cuts = np.sort(generator.integers(least, 31, (3, 2)))
+    for cuts in ([], [least, least + 1, 30], [least + 5], *random_cuts):
         cache = native.new_cache(1, 8, inputs=1)
         stream = native.stream(cache, 0, write_streamed_source(dimensions), 40)
         for piece in filter(len, np.split(samples, cuts)):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kit.in_transformers import SETTINGS, random_t5, read_t5
-from kit.models import encoded
+from kit.models import encoded, in_chunks
 from kit.rounding import FAULTS, assert_equal_but_for_rounding, plant
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
@@ -47,12 +47,9 @@ def expected(model, sources, lengths, targets):
 def decoded(runtime, sources, lengths, targets, chunks):
     """Our logits [rows, s, vocab], with `chunks` tokens a call."""
     source = (sources, np.asarray(lengths, np.int32))
-    cache = encoded(runtime, source, len(targets), targets.shape[1])
-    parts = []
-    for chunk in np.split(targets, np.cumsum(chunks)[:-1], axis=1):
-        logits, cache = runtime.decode(list(chunk), cache, positions=range(chunk.shape[1]))
-        parts.append(logits.copy())
-    return np.concatenate(parts, axis=1)
+    return in_chunks(
+        runtime, encoded(runtime, source, len(targets), targets.shape[1]), targets, chunks
+    )
 
 
 @pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (3, 1, 5, 2)], ids=str)
@@ -84,43 +81,23 @@ def test_positions_far_past_the_largest_distance(pair):
     assert_equal_but_for_rounding(ours, theirs, tensors)
 
 
-def test_what_follows_a_source_in_its_row_does_not_matter(pair):
-    model, runtime, _ = pair
-    sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
-    targets = random_tokens(model, 4, 5, seed=2)
-    once = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
-    past = np.arange(sources.shape[1]) >= np.asarray(SOURCE_LENGTHS)[:, None]
-    again = np.where(past, random_tokens(model, *sources.shape, seed=3), sources)
-    assert (again != sources).any()
-    np.testing.assert_array_equal(decoded(runtime, again, SOURCE_LENGTHS, targets, (5,)), once)
-
-
-def test_a_batch_equals_its_rows_alone(pair):
-    model, runtime, _ = pair
-    sources = random_tokens(model, 4, max(SOURCE_LENGTHS))
-    targets = random_tokens(model, 4, 5, seed=2)
-    together = decoded(runtime, sources, SOURCE_LENGTHS, targets, (5,))
-    for row, length in enumerate(SOURCE_LENGTHS):
-        alone = decoded(
-            runtime, sources[row : row + 1, :length], (length,), targets[row : row + 1], (2, 3)
-        )
-        np.testing.assert_allclose(alone[0], together[row], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("activation", ["gelu", "gated-gelu", "gated-silu", "gated-relu"])
-def test_every_feed_forward(activation):
-    model, runtime, tensors = both("T5_10", feed_forward_proj=activation)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(
+            {"feed_forward_proj": kind}
+            for kind in ("gelu", "gated-gelu", "gated-silu", "gated-relu")
+        ),
+        {"scale_decoder_outputs": True},
+        {"scale_decoder_outputs": False},
+    ],
+    ids=str,
+)
+def test_every_feed_forward_and_a_tied_head_with_and_without_a_scale(settings):
+    model, runtime, tensors = both("T5_10", **settings)
     sources, targets = random_tokens(model, 2, 6), random_tokens(model, 2, 4, seed=2)
     theirs = expected(model, sources, (6, 3), targets)
+    if "scale_decoder_outputs" in settings:
+        assert (theirs.std() > 2) == (not settings["scale_decoder_outputs"])
     ours = decoded(runtime, sources, (6, 3), targets, (4,))
-    assert_equal_but_for_rounding(ours, theirs, tensors)
-
-
-@pytest.mark.parametrize("scaled", [True, False])
-def test_a_tied_head_is_scaled_only_where_the_configuration_says_so(scaled):
-    model, runtime, tensors = both("T5_10", scale_decoder_outputs=scaled)
-    sources, targets = random_tokens(model, 1, 6), random_tokens(model, 1, 4, seed=2)
-    theirs = expected(model, sources, (6,), targets)
-    assert (theirs.std() > 2) == (not scaled)
-    ours = decoded(runtime, sources, (6,), targets, (4,))
     assert_equal_but_for_rounding(ours, theirs, tensors)

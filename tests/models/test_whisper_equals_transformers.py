@@ -15,22 +15,12 @@ from kvcast.runtimes.eager.runtime import EagerEncoderDecoder
 
 TINY = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6}
 NARROW = {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4}
+LARGE = {**NARROW, "vocab_size": 51866, "num_mel_bins": 128}
 SHAPES = {
     "tiny.en": {**TINY, "vocab_size": 51864, "decoder_layers": 4},
     "tiny": {**TINY, "vocab_size": 51865, "decoder_layers": 4},
-    "large-v3's 128 mel bins and vocabulary": {
-        **NARROW,
-        "vocab_size": 51866,
-        "num_mel_bins": 128,
-        "decoder_layers": 2,
-    },
-    "turbo's shallow decoder": {
-        **NARROW,
-        "encoder_layers": 8,
-        "vocab_size": 51866,
-        "num_mel_bins": 128,
-        "decoder_layers": 1,
-    },
+    "large-v3's 128 mel bins and vocabulary": {**LARGE, "decoder_layers": 2},
+    "turbo's shallow decoder": {**LARGE, "encoder_layers": 8, "decoder_layers": 1},
 }
 
 

@@ -14,34 +14,29 @@ EVERY = np.arange(-5000, 5001)
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
-    ("buckets", "max_distance"),
+    ("buckets", "max_distances"),
     [
-        (32, 128),  # T5, mT5, ByT5
-        (32, 20),
-        (32, 17),
-        (32, 1000),
-        (32, 4096),
-        (8, 16),
-        (8, 128),
-        (4, 3),
-        (16, 64),
-        (64, 256),
-        (64, 129),
-        (128, 512),
-        (12, 100),
-        (20, 77),
-        (320, 800),
+        (32, [128, 20, 17, 1000, 4096]),  # 128: T5, mT5, ByT5
+        (8, [16, 128]),
+        (4, [3]),
+        (16, [64]),
+        (64, [256, 129]),
+        (128, [512]),
+        (12, [100]),
+        (20, [77]),
+        (320, [800]),
     ],
 )
 def test_every_distance_falls_into_the_bucket_of_transformers(
-    buckets: int, max_distance: int, bidirectional: bool
+    buckets: int, max_distances: list[int], bidirectional: bool
 ):
-    theirs = T5Attention._relative_position_bucket(
-        torch.from_numpy(EVERY), bidirectional, buckets, max_distance
-    )
-    buckets_of = bucket_of(EVERY, buckets, max_distance, bidirectional=bidirectional)
-    assert buckets_of.dtype == np.int64
-    np.testing.assert_array_equal(buckets_of, theirs.numpy())
+    for most in max_distances:
+        theirs = T5Attention._relative_position_bucket(
+            torch.from_numpy(EVERY), bidirectional, buckets, most
+        )
+        buckets_of = bucket_of(EVERY, buckets, most, bidirectional=bidirectional)
+        assert buckets_of.dtype == np.int64
+        np.testing.assert_array_equal(buckets_of, theirs.numpy())
 
 
 def test_borders_that_are_powers_of_two_are_exact():

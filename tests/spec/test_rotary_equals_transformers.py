@@ -12,103 +12,49 @@ from kvcast.spec.position_encodings import Rotary
 
 # Far enough for a wrong last bit of a frequency to be seen.
 POSITIONS = 8192
-LLAMA3 = {
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+NAMES = {
+    "base": "rope_theta",
+    "scaling": "rope_type",
+    "low_frequency": "beta_slow",
+    "high_frequency": "beta_fast",
+    "trained_positions": "original_max_position_embeddings",
+    "partial": "partial_rotary_factor",
 }
+
+
+def rope(base, scaling="default", **settings):
+    """The same settings as transformers' parameters and as ours."""
+    ours = {"base": base, **settings} | ({} if scaling == "default" else {"scaling": scaling})
+    theirs = {NAMES.get(name, name): value for name, value in ours.items()}
+    if scaling == "llama3":
+        theirs |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    elif scaling == "yarn":  # whose default differs from ours
+        ours.setdefault("high_frequency", 32.0)
+    return theirs, Rotary(**ours)
+
+
 KINDS = {
-    "default": ({"rope_theta": 10_000.0}, Rotary(base=10_000.0)),
-    "mixtral": ({"rope_theta": 1e6}, Rotary(base=1e6)),
-    "linear": (
-        {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
-        Rotary(base=1e6, scaling="linear", factor=8.0),
+    "default": rope(10_000.0),
+    "mixtral": rope(1e6),
+    "linear": rope(1e6, "linear", factor=8.0),
+    "llama3": rope(500_000.0, "llama3", factor=32.0, trained_positions=8192),
+    "yarn": rope(1e6, "yarn", factor=4.0, trained_positions=32_768),
+    "yarn with every setting": rope(
+        1e4,
+        "yarn",
+        factor=16.0,
+        low_frequency=2.0,
+        high_frequency=16.0,
+        trained_positions=512,
+        attention_factor=1.5,
     ),
-    "llama3": (
-        {**LLAMA3, "rope_theta": 500_000.0, "rope_type": "llama3"},
-        Rotary(base=500_000.0, scaling="llama3", factor=32.0, trained_positions=8192),
+    "yarn between pairs": rope(
+        150_000.0, "yarn", factor=32.0, trained_positions=4096, truncate=False
     ),
-    "yarn": (
-        {
-            "rope_theta": 1e6,
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 32_768,
-        },
-        Rotary(base=1e6, scaling="yarn", factor=4.0, high_frequency=32.0, trained_positions=32_768),
-    ),
-    "yarn with every setting": (
-        {
-            "rope_theta": 1e4,
-            "rope_type": "yarn",
-            "factor": 16.0,
-            "beta_fast": 16.0,
-            "beta_slow": 2.0,
-            "attention_factor": 1.5,
-            "original_max_position_embeddings": 512,
-        },
-        Rotary(
-            base=1e4,
-            scaling="yarn",
-            factor=16.0,
-            low_frequency=2.0,
-            high_frequency=16.0,
-            trained_positions=512,
-            attention_factor=1.5,
-        ),
-    ),
-    "yarn between pairs": (
-        {
-            "rope_theta": 150_000.0,
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        Rotary(
-            base=150_000.0,
-            scaling="yarn",
-            factor=32.0,
-            high_frequency=32.0,
-            trained_positions=4096,
-            truncate=False,
-        ),
-    ),
-    "linear in a part of a head": (
-        {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.75},
-        Rotary(base=1e4, scaling="linear", factor=2.0, partial=0.75),
-    ),
-    "yarn in a part of a head": (
-        {
-            "rope_theta": 1e4,
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "partial_rotary_factor": 0.5,
-            "original_max_position_embeddings": 512,
-        },
-        Rotary(
-            base=1e4,
-            scaling="yarn",
-            factor=4.0,
-            partial=0.5,
-            high_frequency=32.0,
-            trained_positions=512,
-        ),
-    ),
-    "proportional": (
-        {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25},
-        Rotary(base=1e6, scaling="proportional", partial=0.25),
-    ),
-    "proportional with a factor": (
-        {
-            "rope_theta": 1e6,
-            "rope_type": "proportional",
-            "partial_rotary_factor": 0.75,
-            "factor": 8.0,
-        },
-        Rotary(base=1e6, scaling="proportional", partial=0.75, factor=8.0),
-    ),
+    "linear in a part of a head": rope(1e4, "linear", factor=2.0, partial=0.75),
+    "yarn in a part of a head": rope(1e4, "yarn", factor=4.0, partial=0.5, trained_positions=512),
+    "proportional": rope(1e6, "proportional", partial=0.25),
+    "proportional with a factor": rope(1e6, "proportional", partial=0.75, factor=8.0),
 }
 
 

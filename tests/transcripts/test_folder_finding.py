@@ -34,12 +34,8 @@ def paths_in(folder: Path, **options) -> list[str]:
 
 def test_recordings_are_found_by_extension_and_not_hidden(folder):
     assert paths_in(folder) == ["a.MP3", "b.wav"]
-    assert paths_in(folder, recursive=True) == [
-        "a.MP3",
-        "b.wav",
-        "talks/c.m4a",
-        "talks/deep/d.opus",
-    ]
+    nested = ["talks/c.m4a", "talks/deep/d.opus"]
+    assert paths_in(folder, recursive=True) == ["a.MP3", "b.wav", *nested]
 
 
 def test_size_and_time_are_those_of_the_file(folder):
@@ -51,10 +47,8 @@ def test_size_and_time_are_those_of_the_file(folder):
 def test_patterns_take_what_they_match_and_nothing_else(folder):
     assert paths_in(folder, recursive=True, glob="*.dat") == ["talks/deep/e.dat"]
     assert paths_in(folder, recursive=True, glob=["*.dat", "b.*"]) == ["b.wav", "talks/deep/e.dat"]
-    assert paths_in(folder, recursive=True, glob="deep/*") == [
-        "talks/deep/d.opus",
-        "talks/deep/e.dat",
-    ]
+    deep = ["talks/deep/d.opus", "talks/deep/e.dat"]
+    assert paths_in(folder, recursive=True, glob="deep/*") == deep
     assert paths_in(folder, glob="*") == ["a.MP3", "b.wav", "notes.txt"]
 
 
@@ -142,35 +136,29 @@ ends = st.sampled_from(["", ".mp3", ".wav", ".MP3", ".mp3.wav", ".mp3-2"])
 paths = st.builds(lambda at, name, end: at + name + end, st.sampled_from(["", "x/"]), names, ends)
 
 
-def test_a_transcript_lies_where_its_recording_does():
-    assert named(["a.mp3", "talks/a.mp3", "talks/b.v2.wav"], {}) == {
-        "a.mp3": "a",
-        "talks/a.mp3": "talks/a",
-        "talks/b.v2.wav": "talks/b.v2",
-    }
+COMPOSED, APART = "\u00e9.wav", "e\u0301.mp3"
 
 
-def test_recordings_that_differ_in_their_extension_keep_it():
-    assert named(["a.mp3", "a.wav", "b.wav"], {}) == {
-        "a.mp3": "a.mp3",
-        "a.wav": "a.wav",
-        "b.wav": "b",
-    }
-
-
-def test_a_stem_that_is_another_recordings_whole_name_is_not_used():
-    assert named(["a.mp3", "a.wav", "a.mp3.wav"], {})["a.mp3.wav"] == "a.mp3.wav"
-
-
-def test_an_assigned_name_stays_unique():
-    assert named(["a.mp3", "a.wav"], {"a.mp3": "a"}) == {"a.mp3": "a", "a.wav": "a.wav"}
-    assert named(["a.wav"], {"a.mp3": "a"}) == {"a.wav": "a.wav"}  # also where the other is gone
-
-
-def test_capitals_and_accents_keep_no_two_apart():
-    assert named(["A.wav", "a.wav"], {}) == {"A.wav": "A.wav", "a.wav": "a.wav-2"}
-    composed, apart = "\u00e9.wav", "e\u0301.mp3"
-    assert named([apart, composed], {}) == {apart: apart, composed: composed}
+@pytest.mark.parametrize(
+    ("names", "assigned"),
+    [
+        ({"a.mp3": "a", "talks/a.mp3": "talks/a", "talks/b.v2.wav": "talks/b.v2"}, {}),
+        ({"a.mp3": "a.mp3", "a.wav": "a.wav", "b.wav": "b"}, {}),
+        # A stem that is another recording's whole name is not used.
+        ({"a.mp3": "a.mp3", "a.wav": "a.wav", "a.mp3.wav": "a.mp3.wav"}, {}),
+        # An assigned name stays unique, also where its recording is gone.
+        ({"a.mp3": "a", "a.wav": "a.wav"}, {"a.mp3": "a"}),
+        ({"a.wav": "a.wav"}, {"a.mp3": "a"}),
+        # Capitals and accents keep no two apart.
+        ({"A.wav": "A.wav", "a.wav": "a.wav-2"}, {}),
+        ({APART: APART, COMPOSED: COMPOSED}, {}),
+    ],
+    ids=str,
+)
+def test_a_transcript_lies_where_its_recording_does_under_its_stem_if_no_other_has_it(
+    names: dict[str, str], assigned: dict[str, str]
+):
+    assert named(list(names), assigned) == names
 
 
 @given(st.lists(names, unique=True), st.data())

@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,16 @@ class FakeTranscription:
         pass
 
 
+def work(
+    model: object,
+    queued: Iterable[QueuedRecording],
+    workers: int,
+    watch: Callable[..., None] = lambda *_: None,
+    **options: int,
+) -> Iterator[Outcome]:
+    return transcribe_all(model, queued, workers, options=options, watch=watch)
+
+
 def ended(outcome: Outcome) -> str:
     if outcome.transcript is None:
         return f"{outcome.queued.source}: {type(outcome.error).__name__}"
@@ -84,12 +94,12 @@ def ended(outcome: Outcome) -> str:
 def test_every_recording_ends_once_and_a_bad_one_alone(workers: int, options: dict):
     names = ["bad", *(f"r{n}" for n in range(20))]
     seen: dict[str, list[float]] = {name: [] for name in names}
-    outcomes = transcribe_all(
+    outcomes = work(
         Model(),
         queue(*names),
         workers,
-        options=options,
         watch=lambda queued, share: seen[queued.source].append(share),
+        **options,
     )
     assert sorted(map(ended, outcomes)) == sorted(
         ["bad: ZeroDivisionError", *(f"{name}: {name}" for name in names[1:])]
@@ -99,7 +109,7 @@ def test_every_recording_ends_once_and_a_bad_one_alone(workers: int, options: di
 
 def test_as_many_are_under_way_as_there_are_workers():
     model = Model(threading.Barrier(3))  # passes only if three arrive
-    outcomes = transcribe_all(model, queue(*"abcdef"), 3, options={"beam": 2}, watch=print)
+    outcomes = work(model, queue(*"abcdef"), 3, beam=2)
     assert sorted(map(ended, outcomes)) == [f"{name}: {name}" for name in "abcdef"]
     assert model.options == [{"beam": 2}] * 6
 
@@ -113,7 +123,7 @@ def test_a_job_is_taken_when_a_worker_is_free(workers: int):
             taken.append(queued.source)
             yield queued
 
-    outcomes = transcribe_all(Model(), watched(), workers, options={}, watch=lambda *_: None)
+    outcomes = work(Model(), watched(), workers)
     assert taken == []
     next(outcomes)
     assert len(taken) <= 2 * workers
@@ -133,9 +143,7 @@ def test_running_transcriptions_are_dropped_when_the_caller_leaves():
         finished.append(source)
 
     model._segments = segments
-    outcomes = transcribe_all(
-        model, queue("endless", "a", "b"), 2, options={}, watch=lambda *_: None
-    )
+    outcomes = work(model, queue("endless", "a", "b"), 2)
     assert next(outcomes).queued.source == "a"
     outcomes.close()
     assert "endless" not in finished
@@ -148,23 +156,21 @@ def test_workers_transcribe_as_one_by_one(runtime: str):
     model = kvcast.load("demo", runtime=runtime, quantize="none", threads=1)
     names = [str(path) for path in CARDS]
 
-    def said(workers: int, **options: int) -> dict[str, tuple]:
-        outcomes = transcribe_all(
-            model, queue(*names), workers, options={"beam": 2} | options, watch=lambda *_: None
-        )
+    def segments(workers: int, **options: int) -> dict[str, tuple]:
+        outcomes = work(model, queue(*names), workers, beam=2, **options)
         return {outcome.queued.source: outcome.transcript.segments for outcome in outcomes}
 
+    def texts(transcripts: dict[str, tuple]) -> dict[str, list[str]]:
+        return {name: [part.text for part in parts] for name, parts in transcripts.items()}
+
     assert len(names) > 2
-    assert said(3) == said(1)
+    assert segments(3) == segments(1)
     alone = {name: tuple(model.transcribe(name, beam=2, batch=1)) for name in names}
-    together = said(1, batch=3)
-    assert {name: [segment.text for segment in told] for name, told in together.items()} == {
-        name: [segment.text for segment in told] for name, told in alone.items()
-    }
+    assert texts(segments(1, batch=3)) == texts(alone)
 
 
 def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
-    """Recordings are still written while those before them are transcribed."""
+    """It may have grown while those before it were transcribed."""
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.write_bytes(b"1")
@@ -194,8 +200,7 @@ def test_in_a_batch_a_recording_is_looked_at_when_it_is_opened(tmp_path):
         QueuedRecording(recording=recording, source=str(path))
         for recording, path in zip(recordings, paths, strict=True)
     ]
-    outcomes = transcribe_all(model, given, 1, options={"batch": 1}, watch=lambda *_: None)
-    first, second = outcomes
+    first, second = work(model, given, 1, batch=1)
     assert first.queued == given[0]
     assert second.queued.recording == RecordingFile.at(paths[1], "b") != given[1].recording
     assert second.transcript.duration == 10.06
@@ -209,8 +214,5 @@ def test_options_that_cannot_be_served_end_the_run():
 
     model.transcribe = refuse
     for workers, options in (1, {}), (2, {}), (1, {"batch": 2}):
-        outcomes = transcribe_all(
-            model, queue("a", "b"), workers, options=options, watch=lambda *_: None
-        )
         with pytest.raises(UsageError, match="no such language"):
-            next(outcomes)
+            next(work(model, queue("a", "b"), workers, **options))

@@ -23,7 +23,7 @@ def segment(text: str) -> Segment:
 
 
 @pytest.mark.parametrize(
-    ("said", "written"),
+    ("text", "expected"),
     [
         ("Cube Control, please.", "kubectl, please."),
         ("a cube and a cubes cube", "a Cube and a cubes Cube"),
@@ -32,10 +32,10 @@ def segment(text: str) -> Segment:
         ("cube-control cube control", "Cube-control kubectl"),
     ],
 )
-def test_whole_words_are_replaced_in_any_case(said: str, written: str):
-    result = Replacements.of(RULES).apply(segment(said))
-    assert result.text == f" {written}"
-    assert "".join(word.word for word in result.words or ()) == f" {written}"
+def test_whole_words_are_replaced_in_any_case(text: str, expected: str):
+    result = Replacements.of(RULES).apply(segment(text))
+    assert result.text == f" {expected}"
+    assert "".join(word.word for word in result.words or ()) == f" {expected}"
 
 
 def test_words_replaced_together_are_one_that_lasts_as_long():

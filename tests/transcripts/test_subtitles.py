@@ -3,7 +3,7 @@
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -81,19 +81,8 @@ def in_time(drawn: list[tuple[list[str], float, float]]) -> list[Spoken]:
 
 
 def whispers_own(segments: Sequence[Spoken], **options: Any) -> list[tuple[str, str, str]]:
-    result = {
-        "segments": [
-            {
-                "start": s.start,
-                "end": s.end,
-                "text": s.text,
-                "words": [{"start": w.start, "end": w.end, "word": w.word} for w in s.words],
-            }
-            for s in segments
-        ]
-    }
-    writer = utils.WriteSRT("unused")
-    return list(writer.iterate_result(result, **options))
+    result = {"segments": [asdict(segment) for segment in segments]}
+    return list(utils.WriteSRT("unused").iterate_result(result, **options))
 
 
 @given(drawn=SEGMENTS, limits=LIMITS, highlight=st.booleans())
@@ -101,8 +90,8 @@ def whispers_own(segments: Sequence[Spoken], **options: Any) -> list[tuple[str, 
 def test_words_are_laid_out_as_theirs(drawn, limits, highlight):
     segments = in_time(drawn)
     options = limits | {"highlight_words": highlight}
-    written = "".join(write_srt(segments, SubtitleParams(**options)))
-    cues = [cue.split("\n", 2) for cue in written.split("\n\n") if cue]
+    text = "".join(write_srt(segments, SubtitleParams(**options)))
+    cues = [cue.split("\n", 2) for cue in text.split("\n\n") if cue]
     assert [(times, text) for _, times, text in cues] == [
         (f"{start} --> {end}", text) for start, end, text in whispers_own(segments, **options)
     ]
@@ -155,8 +144,8 @@ def test_words_that_last_no_time_share_that_of_their_segment(name):
 @settings(deadline=None)
 def test_each_word_is_underlined_while_it_is_spoken(drawn):
     segments = in_time(drawn)
-    written = "".join(write_vtt(segments, SubtitleParams(highlight_words=True)))
-    assert re.findall("<u>(.*?)</u>", written) == [
+    text = "".join(write_vtt(segments, SubtitleParams(highlight_words=True)))
+    assert re.findall("<u>(.*?)</u>", text) == [
         word.word.strip() for segment in segments for word in segment.words
     ]
 
@@ -178,12 +167,12 @@ EVIL = st.lists(
 @settings(deadline=None)
 def test_no_text_becomes_a_cue_or_a_control_character(name, texts, options):
     segments = [spoken(2 * i, f" s{i}", text, " e") for i, text in enumerate(texts)]
-    written = "".join(FORMATS[name](segments, SubtitleParams(**options)))
+    text = "".join(FORMATS[name](segments, SubtitleParams(**options)))
     starts = {round(1000 * word.start) for segment in segments for word in segment.words}
     cues = parsed(name, segments, **options)
     assert all(start in starts or "max_line_width" in options for start, _, _ in cues)
-    assert written.count("-->") == len(cues)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]", written)
+    assert text.count("-->") == len(cues)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
     if not options:
         assert len(cues) == len(segments)
 
@@ -299,11 +288,8 @@ def test_text_like_ass_markup_is_escaped(said: str):
 
 
 def test_lrc_shows_nothing_in_pauses():
-    segments = [
-        Spoken(0.5, 1.5, " one"),
-        Spoken(2.0, 3.0, " [ti: two]"),
-        Spoken(6000.0, 6001.0, " x"),
-    ]
+    times = [(0.5, 1.5, " one"), (2.0, 3.0, " [ti: two]"), (6000.0, 6001.0, " x")]
+    segments = [Spoken(*each) for each in times]
     assert "".join(write_lrc(segments)).split("\n") == [
         *("[00:00.50]one", "[00:02.00]\u2060[ti: two]", "[00:03.00]", "[100:00.00]x"),
         *("[100:01.00]", ""),

@@ -85,14 +85,10 @@ def test_a_fault_of_a_file_is_named_and_its_sound_twin_passes(name, tmp_path):
     assert sound
     for check in sound:
         assert check.outcome == "passed", check.detail
-    found = [
-        check.detail
-        for check in stored_checks(fault.broken(tmp_path / "broken"), fault.dimensions)
-        if check.outcome == "failed"
-    ]
-    assert len(found) == 1
+    checked = stored_checks(fault.broken(tmp_path / "broken"), fault.dimensions)
+    (found,) = [check.detail for check in checked if check.outcome == "failed"]
     for word in fault.place:
-        assert word in found[0]
+        assert word in found
 
 
 @pytest.mark.parametrize("name", NAMED_BY_LAYERS)
@@ -104,30 +100,30 @@ def test_a_fault_is_seen_in_the_layers_where_files_cannot_be_read(name, tmp_path
     assert NAMED_BY_LAYERS[name] in check.detail
 
 
-def test_what_is_wrong_with_a_tensor_is_told_in_words():
+def test_what_is_wrong_with_a_tensor_is_named():
     generator = np.random.default_rng(0)
     wanted = generator.normal(0, 1, (8, 64)).astype(np.float32)
 
-    def told(change, bits=32):
+    def words(change, bits=32):
         actual = wanted.copy()
         change(actual)
         return difference("w", StoredValues(actual, bits=bits), wanted)
 
-    assert told(lambda _: None) == ""
-    assert told(lambda w: w.__setitem__([2, 5], w[[5, 2]])) == (
+    assert words(lambda _: None) == ""
+    assert words(lambda w: w.__setitem__([2, 5], w[[5, 2]])) == (
         "row 2 holds what row 5 should, row 5 holds what row 2 should"
     )
-    assert told(lambda w: w.__setitem__(slice(None), np.roll(w, 3, axis=0))) == (
+    assert words(lambda w: w.__setitem__(slice(None), np.roll(w, 3, axis=0))) == (
         "8 rows are shifted by 3: each holds what another should"
     )
-    assert told(lambda w: w.__setitem__((1, 2), np.nan)) == (
+    assert words(lambda w: w.__setitem__((1, 2), np.nan)) == (
         "1 of 512 numbers are not finite: at [1, 2]"
     )
     noise = generator.normal(0, 1, wanted.shape).astype(np.float32)
-    assert told(lambda w: w.__iadd__(noise)).startswith("512 of 512 numbers differ, by up to ")
-    assert told(lambda w: w.__imul__(1 + 1e-4 * noise), bits=16) == ""
-    assert "differ, by up to" in told(lambda w: w.__imul__(1 + 1e-4 * noise))
-    assert "output 3 has another scale" in told(lambda w: w[3].__imul__(2))
+    assert words(lambda w: w.__iadd__(noise)).startswith("512 of 512 numbers differ, by up to ")
+    assert words(lambda w: w.__imul__(1 + 1e-4 * noise), bits=16) == ""
+    assert "differ, by up to" in words(lambda w: w.__imul__(1 + 1e-4 * noise))
+    assert "output 3 has another scale" in words(lambda w: w[3].__imul__(2))
     stored = StoredValues(np.full((1, 2), np.inf, np.float32), bits=16)
     assert difference("w", stored, np.array([[7e4, 1e5]], np.float32)) == (
         "2 of 2 numbers overflow fp16, which holds 65,504: they are up to 1e+05: at [0, 0], [0, 1]"
@@ -170,7 +166,7 @@ def test_what_fp16_does_not_hold_is_an_overflow():
     assert checks.layers(fine, 0.02, exact=True).outcome == "passed"
 
 
-def test_codes_are_not_compared_with_numbers():
+def test_codes_are_not_compared_with_floats():
     folder = bundle(LLAMA, runtime="native", cache="int8")
     check = layers_check(folder, LLAMA, steps=2)
     assert (check.outcome, check.detail) == ("skipped", "no cache holds numbers")

@@ -86,7 +86,7 @@ def executorch(checkpoint: str, folder: str, *more: str) -> None:
         ),
     ],
 )
-def test_exports_are_right_and_their_copies_are_told(tmp_path, capsys, model, export, ways, copies):
+def test_exports_are_right_and_their_copies_counted(tmp_path, capsys, model, export, ways, copies):
     checkpoint, folder = tmp_path / "checkpoint", tmp_path / "theirs"
     write_checkpoint(checkpoint, model)
     export(str(checkpoint), str(folder))
@@ -96,7 +96,7 @@ def test_exports_are_right_and_their_copies_are_told(tmp_path, capsys, model, ex
     document = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in document["checks"]}
     assert checks["teacher-forced"]["outcome"] == checks["capacity"]["outcome"] == "passed"
-    told = checks["copies"]["measured"]
-    assert set(told["caches"].values()) == ways
-    found = {each["operator"] for each in told["profiled"] or told["from_the_file"]}
+    measured = checks["copies"]["measured"]
+    assert set(measured["caches"].values()) == ways
+    found = {each["operator"] for each in measured["profiled"] or measured["from_the_file"]}
     assert found == copies

@@ -57,7 +57,7 @@ QUICK: Mapping[str, Sequence[str]] = {
 def report_of(
     folder: Path, dimensions: Any, programs: Any = None, around: Any = None, **how: Any
 ) -> Report:
-    """Verify a bundle beside the random model of its dimensions, unless told otherwise."""
+    """Verify a bundle beside the random model of its dimensions, unless given others."""
     model = subject_of(folder, programs or random_programs(dimensions))
     if around:
         model = replace(model, runtime=around(model.runtime))
@@ -82,10 +82,9 @@ def assert_passes(report: Report) -> None:
 def test_a_fault_of_a_file_is_reported(name, tmp_path):
     fault = FILE_FAULTS[name]
     found = failed(report_of(fault.broken(tmp_path / "broken"), fault.dimensions))
-    of_files = [found[check] for check in ("weights", "programs") if check in found]
-    assert len(of_files) == 1
+    (of_files,) = [found[check] for check in ("weights", "programs") if check in found]
     for word in fault.place:
-        assert word in of_files[0]
+        assert word in of_files
     if fault.precision.get("quantize", "none") == "none":
         assert "teacher-forced" in found  # and so would it be where files cannot be read
     assert_named(found, FILES.get(name, {}))

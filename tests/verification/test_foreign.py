@@ -1,17 +1,15 @@
 """`kvcast verify --foreign`: sound exports pass, broken ones fail where they are wrong."""
 
 import json
-from functools import partial
 
 import jsonschema
 import pytest
 
-from kit.foreign_models import T5, Llama, write_checkpoint
-from kit.foreign_onnx import write_genai_llama, write_optimum_llama, write_optimum_t5
+from kit.foreign_models import LLAMA, SEQ2SEQ, write_checkpoint
+from kit.foreign_onnx import EXPORTS, write_genai_llama, write_optimum_llama, write_optimum_t5
+from kit.marks import slow
 from kvcast.cli import main
 from verification.test_verification_report import SCHEMA
-
-LLAMA, SEQ2SEQ = Llama(), T5()
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +33,13 @@ def failed(checks):
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "write"),
-    [
-        pytest.param("llama", LLAMA, write_optimum_llama, id="optimum"),
-        pytest.param("llama", LLAMA, write_genai_llama, id="genai"),
-        pytest.param("t5", SEQ2SEQ, write_optimum_t5, id="optimum merged", marks=pytest.mark.slow),
-        pytest.param(
-            *("t5", SEQ2SEQ, partial(write_optimum_t5, merged=False)),
-            id="optimum in two files",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("llama", LLAMA, partial(write_genai_llama, shared=False)),
-            id="genai without sharing",
-            marks=pytest.mark.slow,
-        ),
-    ],
+    "export",
+    ["optimum", "genai", *map(slow, ("optimum merged", "optimum split", "genai unshared"))],
 )
-def test_sound_exports_pass(tmp_path, capsys, checkpoints, name, model, write):
+def test_sound_exports_pass(tmp_path, capsys, checkpoints, export):
+    model, write = EXPORTS[export]
     write(tmp_path, model)
+    name = "t5" if model is SEQ2SEQ else "llama"
     code, document, checks = verified(capsys, tmp_path, "--against", str(checkpoints / name))
     assert (code, failed(checks)) == (0, set())
     assert document["passed"]
@@ -66,7 +52,7 @@ def test_sound_exports_pass(tmp_path, capsys, checkpoints, name, model, write):
     assert checks["capacity"]["measured"]["capacity"] == 48
 
 
-def test_what_a_step_copies_is_told_in_bytes(tmp_path, capsys):
+def test_what_a_step_copies_is_reported_in_bytes(tmp_path, capsys):
     write_optimum_llama(tmp_path, LLAMA)
     code, _, checks = verified(capsys, tmp_path)
     # Without a checkpoint it is compared with itself.
@@ -114,13 +100,13 @@ def test_another_row_of_biases_is_found(tmp_path, capsys, checkpoints):
 
 
 @pytest.mark.slow
-def test_cross_keys_that_are_computed_anew_are_told_and_no_error(tmp_path, capsys, checkpoints):
+def test_cross_keys_that_are_computed_anew_are_reported_and_no_error(tmp_path, capsys, checkpoints):
     write_optimum_t5(tmp_path, SEQ2SEQ, recomputes=True)
     code, _, checks = verified(capsys, tmp_path, "--against", str(checkpoints / "t5"))
     assert (code, failed(checks)) == (0, set())
-    told = checks["recomputed"]
-    assert told["measured"] == {"operators": {"MatMul": 2 * SEQ2SEQ.layers}, "branches": 1}
-    assert "anew from the encoder's output: 4 MatMul; 1 If" in told["detail"]
+    found = checks["recomputed"]
+    assert found["measured"] == {"operators": {"MatMul": 2 * SEQ2SEQ.layers}, "branches": 1}
+    assert "anew from the encoder's output: 4 MatMul; 1 If" in found["detail"]
 
 
 @pytest.mark.slow
@@ -140,8 +126,8 @@ def test_programs_of_executorch_whose_caches_are_stale(tmp_path, capsys, checkpo
     assert "second-input" in failed(checks)
     measured = checks["copies"]["measured"]
     whole = LLAMA.positions * LLAMA.layers * 2 * LLAMA.kv_heads * LLAMA.head_dim * 4
-    written = {each["operator"]: each["bytes"] for each in measured["from_the_file"]}
-    assert written["index_put"] == written["copy_"] == measured["held_bytes"] == whole
+    copied = {each["operator"]: each["bytes"] for each in measured["from_the_file"]}
+    assert copied["index_put"] == copied["copy_"] == measured["held_bytes"] == whole
     assert "queries meet all slots" in checks["copies"]["detail"]
 
 

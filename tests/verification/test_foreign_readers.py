@@ -1,21 +1,19 @@
 """Folders of other exporters: what their graphs compute, and what is read from them of a step."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from kit.foreign_models import T5, Llama, write_checkpoint
-from kit.foreign_onnx import write_genai_llama, write_optimum_llama, write_optimum_t5
+from kit.foreign_models import LLAMA, SEQ2SEQ, T5, Llama, write_checkpoint
+from kit.foreign_onnx import EXPORTS, write_genai_llama, write_optimum_llama, write_optimum_t5
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.reference import NativeReference
-from kvcast.verification.foreign.base import Movement, one_by_one
+from kvcast.verification.foreign.base import ForeignModel, Movement, one_by_one
 from kvcast.verification.foreign.readers import open_foreign, reader_of
 
-LLAMA, SEQ2SEQ = Llama(), T5()
 HEAD = LLAMA.kv_heads * LLAMA.head_dim * 4
 """Bytes of a position of one key or value."""
 TOKENS = np.random.default_rng(1).integers(0, 48, (1, 20))
@@ -34,27 +32,24 @@ def expected(folder: Path, model: Llama | T5) -> np.ndarray:
     return runtime.decode(list(TOKENS), cache, positions=range(20))[0][0].copy()
 
 
-@pytest.mark.parametrize(
-    ("model", "write"),
-    [
-        pytest.param(LLAMA, write_optimum_llama, id="optimum"),
-        pytest.param(SEQ2SEQ, write_optimum_t5, id="optimum merged"),
-        pytest.param(SEQ2SEQ, partial(write_optimum_t5, merged=False), id="optimum in two files"),
-        pytest.param(LLAMA, write_genai_llama, id="genai"),
-        pytest.param(LLAMA, partial(write_genai_llama, shared=False), id="genai without sharing"),
-    ],
-)
-def test_graphs_compute_what_the_checkpoint_does(tmp_path, model, write):
-    write(tmp_path / "theirs", model)
-    theirs = open_foreign(tmp_path / "theirs", 1, trust=False)
-    want_sv = expected(tmp_path / "checkpoint", model)
-    source = (SOURCE,) if theirs.encoder else ()
+def assert_computes(theirs: ForeignModel, source: tuple[np.ndarray, ...], want_sv: np.ndarray):
+    """In a call, token by token, and token by token after a cut."""
     theirs.begin(1, source)
     np.testing.assert_allclose(theirs.feed(TOKENS)[0], want_sv, atol=1e-4)
     theirs.begin(1, source)
     np.testing.assert_allclose(one_by_one(theirs, TOKENS)[0], want_sv, atol=1e-4)
     theirs.cut(12)
     np.testing.assert_allclose(one_by_one(theirs, TOKENS[:, 12:])[0], want_sv[12:], atol=1e-4)
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_graphs_compute_what_the_checkpoint_does(tmp_path, export):
+    model, write = EXPORTS[export]
+    write(tmp_path / "theirs", model)
+    theirs = open_foreign(tmp_path / "theirs", 1, trust=False)
+    want_sv = expected(tmp_path / "checkpoint", model)
+    source = (SOURCE,) if theirs.encoder else ()
+    assert_computes(theirs, source, want_sv)
     assert theirs.precision.exact
     # Rows change places: row 1 goes on from what row 0 held.
     theirs.begin(2, tuple(np.repeat(part, 2, 0) for part in source))
@@ -129,22 +124,17 @@ def test_programs_of_executorch(tmp_path, in_place, how):
     theirs = open_foreign(tmp_path / "theirs", 1, trust=True)
     want_sv = expected(tmp_path / "checkpoint", LLAMA)
     assert (theirs.capacity, theirs.vocab_size, theirs.most_rows) == (64, 48, 1)
-    theirs.begin(1)
-    np.testing.assert_allclose(theirs.feed(TOKENS)[0], want_sv, atol=1e-4)
-    theirs.begin(1)
-    np.testing.assert_allclose(one_by_one(theirs, TOKENS)[0], want_sv, atol=1e-4)
-    theirs.cut(12)
-    np.testing.assert_allclose(one_by_one(theirs, TOKENS[:, 12:])[0], want_sv[12:], atol=1e-4)
+    assert_computes(theirs, (), want_sv)
     work, whole = theirs.work(), 4 * HEAD * LLAMA.positions
     assert theirs.held_bytes() == whole
     assert list(work.caches.values()) == [how] * 4
     assert work.spans_capacity != in_place
-    written = {each.operator: each.fixed for each in work.moved}
+    copied = {each.operator: each.fixed for each in work.moved}
     if in_place:
-        assert written == {}
+        assert copied == {}
     else:
-        assert written["index_put"] == written["copy_"] == whole
-        assert written["expand_copy"] >= whole * LLAMA.heads // LLAMA.kv_heads
+        assert copied["index_put"] == copied["copy_"] == whole
+        assert copied["expand_copy"] >= whole * LLAMA.heads // LLAMA.kv_heads
 
 
 def test_folders_that_are_not_opened_say_why_in_one_line(tmp_path):

@@ -94,7 +94,7 @@ def broken(model, how):
     return replace(model, runtime=how(model.runtime))
 
 
-def test_what_is_wrong_is_told_by_the_check_that_asks_for_it():
+def test_what_is_wrong_is_reported_by_the_check_that_asks_for_it():
     model = subject(replace(LLAMA, windows=(None,)))
     report = verify(broken(model, Forgetful), positions=32)
     problems = failed(report)
@@ -106,7 +106,7 @@ def test_what_is_wrong_is_told_by_the_check_that_asks_for_it():
     assert beams == {"beams": "it could not be finished: KvcastError: no room for beams"}
 
 
-def test_logits_that_are_no_numbers_fail():
+def test_logits_that_are_not_finite_fail():
     model = broken(subject(replace(LLAMA, windows=(None,))), Overflowing)
     problems = failed(verify(model, positions=32, only=["teacher-forced", "capacity"]))
     assert problems.keys() == {"teacher-forced", "capacity"}
