@@ -228,7 +228,7 @@ _WITHOUT_EFFECT = frozenset(
         "task_type",
     }
 )
-"""Fields of training, and those whose tensors tell the same."""
+"""Fields of training, and fields that tensors already show."""
 
 _COMPUTED = frozenset(
     {

@@ -27,8 +27,8 @@ DESCRIPTION = (
 
 COMMANDS = {
     "transcribe": "turn recordings into text",
-    "detect": "tell which language recordings are in",
-    "align": "tell when each word of a text is spoken in a recording",
+    "detect": "detect the language of recordings",
+    "align": "find when each word of a text is spoken in a recording",
     "generate": "continue text with a language model",
     "serve": "offer models over HTTP, with OpenAI's interface",
     "export": "turn a model into a bundle for one of the runtimes",

@@ -137,11 +137,11 @@ class Job(Generic[Item, Result]):
         loop = get_running_loop()
         over = loop.create_future()
 
-        def tell() -> None:
+        def notify() -> None:
             with suppress(RuntimeError):  # the loop was closed, and with it everybody who waited
                 loop.call_soon_threadsafe(_resolve, [over])
 
-        self.when_done(tell)
+        self.when_done(notify)
         await over
         return self._future.result()
 

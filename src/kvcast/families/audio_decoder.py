@@ -32,7 +32,7 @@ from kvcast.families.programs import (
 from kvcast.spec.program import Node, Program, ProgramWriter
 
 _PROBED = 70  # frames of a proof's audio: no whole chunk
-_HEARD = 8  # of its embeddings, at most
+_EMBEDDINGS = 8  # of its embeddings, at most
 
 ENCODERS: Mapping[str, type[AudioEncoder]] = {
     "granite_speech": BlockConformer,
@@ -125,11 +125,11 @@ def _probe(dimensions: AudioDecoderDimensions) -> Probe:
     generator, audio, vocab = np.random.default_rng(0), dimensions.audio, dimensions.vocab_size
     frames = audio.frames or _PROBED
     features_btm = generator.uniform(-1, 1, (2, frames, audio.n_mels)).astype(np.float32)
-    heard = min(_HEARD, audio.embedding_count(frames))
+    count = min(_EMBEDDINGS, audio.embedding_count(frames))
     texts = generator.integers(0, vocab, (2, 2))
-    sound = np.zeros(heard, np.int64) if audio.beside else np.arange(vocab, vocab + heard)
+    places = np.zeros(count, np.int64) if audio.beside else np.arange(vocab, vocab + count)
     return Probe(
-        prompts=[np.concatenate([text[:1], sound, text[1:]]) for text in texts],
+        prompts=[np.concatenate([text[:1], places, text[1:]]) for text in texts],
         source=audio.source(features_btm),
         alone=[audio.source(part_tm[None]) for part_tm in features_btm],
     )

@@ -229,29 +229,31 @@ def _constants(
 
 
 def source_of(
-    dimensions: MoonshineDimensions, sounds: Sequence[NDArray[np.float32]]
+    dimensions: MoonshineDimensions, waveforms: Sequence[NDArray[np.float32]]
 ) -> tuple[NDArray[Any], ...]:
     """Return `encode`'s arguments: samples, and the number of positions of each recording."""
-    lengths_b = np.array([dimensions.positions_of(len(sound)) for sound in sounds], np.int32)
+    lengths_b = np.array(
+        [dimensions.positions_of(len(waveform)) for waveform in waveforms], np.int32
+    )
     longest = int(lengths_b.max())
-    samples_bn = np.zeros((len(sounds), dimensions.padded_samples(longest)), np.float32)
-    for samples_n, sound in zip(samples_bn, sounds, strict=True):
+    samples_bn = np.zeros((len(waveforms), dimensions.padded_samples(longest)), np.float32)
+    for samples_n, waveform in zip(samples_bn, waveforms, strict=True):
         # The rest of the last frame is silence.
-        rest = len(sound) % dimensions.frame if dimensions.frame else 0
-        samples_n[: len(sound) - rest] = sound[: len(sound) - rest]
+        rest = len(waveform) % dimensions.frame if dimensions.frame else 0
+        samples_n[: len(waveform) - rest] = waveform[: len(waveform) - rest]
     if dimensions.frame:
-        return samples_bn.reshape(len(sounds), longest, -1), lengths_b
-    frames_b = np.array([normed_frames(len(sound)) for sound in sounds], np.int32)
+        return samples_bn.reshape(len(waveforms), longest, -1), lengths_b
+    frames_b = np.array([normed_frames(len(waveform)) for waveform in waveforms], np.int32)
     return samples_bn, frames_b, lengths_b
 
 
 def _probe(dimensions: MoonshineDimensions) -> Probe:
     generator = np.random.default_rng(0)
     longest = dimensions.padded_samples(min(40, dimensions.source_positions))
-    sounds = [generator.uniform(-1, 1, length) for length in (longest, longest // 2)]
+    waveforms = [generator.uniform(-1, 1, length) for length in (longest, longest // 2)]
     return Probe(
-        prompts=[np.array([dimensions.start_token])] * len(sounds),
-        source=source_of(dimensions, [sound.astype(np.float32) for sound in sounds]),
+        prompts=[np.array([dimensions.start_token])] * len(waveforms),
+        source=source_of(dimensions, [waveform.astype(np.float32) for waveform in waveforms]),
     )
 
 

@@ -19,7 +19,7 @@ Shape = tuple[int | str, ...]
 """Sizes of a tensor; a name stands for a size that callers vary."""
 
 SOURCE_LENGTHS = "source_lengths"
-"""The argument of `encode`, [batch], that tells how many positions each input becomes."""
+"""The argument of `encode`, [batch], with how many positions each input becomes."""
 
 SOURCE = "source"
 """The argument of `encode`, [batch, t], that has as many positions as its results, if they vary."""

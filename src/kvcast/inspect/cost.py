@@ -65,7 +65,7 @@ def document(
 ) -> dict[str, Any]:
     """Count everything; times need a machine. UsageError if the sequence is too long."""
     question.check(model)
-    tell = _WorkConverter(question, machine)
+    convert = _WorkConverter(question, machine)
     cached, recomputed = _with_cache(model, question), _without(model, question)
     return {
         "format": FORMAT,
@@ -89,10 +89,10 @@ def document(
             for kind in model.cache(question.positions)
         ],
         "calls": {
-            "first": _pair(tell, cached[:1], recomputed[:1]),
-            "next": _pair(tell, cached[1:2], recomputed[1:2]),
-            "last": _pair(tell, cached[1:][-1:], recomputed[1:][-1:]),
-            "all": _pair(tell, cached, recomputed),
+            "first": _pair(convert, cached[:1], recomputed[:1]),
+            "next": _pair(convert, cached[1:2], recomputed[1:2]),
+            "last": _pair(convert, cached[1:][-1:], recomputed[1:][-1:]),
+            "all": _pair(convert, cached, recomputed),
         },
         "machine": None if machine is None else asdict(machine),
     }
@@ -122,9 +122,9 @@ class _WorkConverter:
 
 
 def _pair(
-    tell: Callable[[Sequence[Work]], Any], cached: Sequence[Work], recomputed: Sequence[Work]
+    convert: Callable[[Sequence[Work]], Any], cached: Sequence[Work], recomputed: Sequence[Work]
 ) -> dict[str, Any] | None:
-    return {"cached": tell(cached), "recomputed": tell(recomputed)} if cached else None
+    return {"cached": convert(cached), "recomputed": convert(recomputed)} if cached else None
 
 
 def _with_cache(model: ModelWork, question: CostQuery) -> list[Work]:

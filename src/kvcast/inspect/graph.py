@@ -127,7 +127,7 @@ BAR = 560
 
 _GUTTER, _LINE, _HEADING, _MARGIN = 150, 20, 44, 20
 _WIDTH = _GUTTER + BAR + 130
-# Okabe and Ito's palette, which colour-blind people can tell apart too.
+# Okabe and Ito's palette, which colour-blind people can distinguish.
 _COLOURS = {
     "weights": "#0072b2",
     "cache read": "#e69f00",

@@ -175,7 +175,7 @@ _WIDTH = 1000
 _LETTER = 0.62
 """Width of a character relative to its size, generously."""
 
-# Okabe and Ito's palette, which colour-blind people can tell apart too.
+# Okabe and Ito's palette, which colour-blind people can distinguish.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _HIDDEN = "#eceff1"
 

@@ -212,7 +212,7 @@ class EncoderDecoderOf(RuntimeOf[CacheT], Protocol[CacheT]):
 
         Raises UsageError if the runtime only encodes whole inputs.
         """
-        raise UsageError("sound is encoded as it comes on kvcast's own kernels: runtime native")
+        raise UsageError("audio streams only on kvcast's own kernels: runtime native")
 
     def align(
         self, tokens_s: Int64, cache: CacheT, row: int, scored: TokenProbabilityQuery | None = None

@@ -7,7 +7,7 @@ MOST_SENTINELS = 1000
 """Limit on the extra ids of a SentencePiece model."""
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-"""The numbers of pieces, and the merges that make them where no other file tells."""
+"""The numbers of pieces, and their merges if no other file has them."""
 
 MARIAN_PIECES, MARIAN_TARGETS = "source.spm", "target_vocab.json"
 """A Marian's SentencePiece model of sources, and the numbers of a target's pieces if others."""

@@ -237,7 +237,7 @@ def _read(
     kind = TYPES_OF_AUDIO[config["model_type"]]
     dimensions = _dimensions(config, label)
     kind.check(folder, dimensions.audio)
-    sound, text = _apart(stored, kind)
+    audio, text = _apart(stored, kind)
     text = kind.prepare_text(text, dimensions.audio, str(folder))
     text_kind = TYPES[kind.decoder]
     own = own_tensors(text, dimensions, text_kind)
@@ -245,7 +245,7 @@ def _read(
         dimensions = replace(dimensions, tied=is_tied(own, text_kind))
     names = names_in(own, text_kind)
     of_text = fill_decoder(dimensions, names, own, str(folder), lenient=True)
-    prepared = kind.prepare(sound, dimensions.audio, str(folder))
+    prepared = kind.prepare(audio, dimensions.audio, str(folder))
     model = f"the encoder of a {dimensions.architecture} model"
     of_sound = fill_evenly(
         dimensions,
@@ -292,7 +292,7 @@ def _text(folder: Path, config: Mapping[str, Any], notices: list[str]) -> Mappin
 def _apart(
     stored: Mapping[str, StoredTensor], kind: AudioType
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    sound, text = {}, {}
+    audio, text = {}, {}
     for full_name, tensor in stored.items():
         name = _OUTER.sub("", full_name)
         if not name.startswith(kind.prefixes):
@@ -300,8 +300,8 @@ def _apart(
             continue
         for pattern, replacement in kind.renamed.items():
             name = re.sub(pattern, replacement, name)
-        sound[name] = tensor
-    return sound, text
+        audio[name] = tensor
+    return audio, text
 
 
 def _outer(config: Mapping[str, Any], label: str) -> Fields:

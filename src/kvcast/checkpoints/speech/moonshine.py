@@ -35,7 +35,7 @@ from kvcast.spec.sizes import MOST_LAYERS, MOST_POSITIONS
 
 _SAMPLE_RATE = 16_000
 _LONGEST = 30 * _SAMPLE_RATE
-"""Samples of the longest sounds that models over samples were trained on."""
+"""Samples of the longest recordings that models over samples were trained on."""
 _SCALINGS = ("none", "linear")
 
 _OVER_SAMPLES: Mapping[str, Any] = {
@@ -262,7 +262,9 @@ def _windows(fields: Fields) -> tuple[tuple[int, int], ...]:
             raise fields.error("sliding_windows must be a list of pairs of whole numbers")
         before, after = window
         if not 1 <= before <= MOST_POSITIONS or not 0 <= after <= MOST_POSITIONS:
-            raise fields.error(f"the window {window} has no position, or more than any sound has")
+            raise fields.error(
+                f"the window {window} has no position, or more than any recording has"
+            )
         windows.append((before - 1, max(0, after - 1)))
     return tuple(windows)
 

@@ -227,7 +227,7 @@ _OPENAI: Mapping[tuple[int, int, int, bool], Heads] = {
     (32, 4, 20, True): ((2, 4), (2, 11), (3, 3), (3, 6), (3, 11), (3, 14)),
 }
 # The large models have the same layers. The third alone has this many mel bins; of the other two
-# only the name tells one from the other.
+# only their names differ.
 _LARGE, _LARGE_V3_MELS = (32, 32, 20, True), 128
 _LARGE_V3 = (
     *((7, 0), (10, 17), (12, 18), (13, 12), (16, 1), (17, 14), (19, 11), (21, 4), (24, 1)),

@@ -169,7 +169,7 @@ def read_sources(package: Path, program: str) -> str:
         except (OSError, zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError):
             raise KvcastError(f"{path} cannot be read; export it again") from None
     raise KvcastError(
-        f"{package} was exported without the C++ of its programs, which tells what they do: "
+        f"{package} was exported without the C++ of its programs, from which traffic is read: "
         "export it again"
     )
 

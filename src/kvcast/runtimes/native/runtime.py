@@ -197,7 +197,7 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
         self, cache: CacheHandle, slot: int, source: StreamedSource, positions: int
     ) -> "NativeInputStream":
         if self._cross.dtype == "int8":
-            raise UsageError("sound that is encoded as it comes needs a cache of floats")
+            raise UsageError("streaming audio needs a cache of floats")
         if not source.programs.keys() <= self.interpreter.programs.keys():
             self.interpreter.add(source.programs, "encode")
         cache.vacate([slot])

@@ -212,7 +212,7 @@ class QueuedRecording:
     def as_it_is(self) -> "QueuedRecording":
         try:
             now = RecordingFile.at(Path(self.source), self.recording.path)
-        except OSError:  # gone meanwhile, as its reader will tell
+        except OSError:  # removed meanwhile: reading it will fail
             return self
         return replace(self, recording=now)
 

@@ -213,7 +213,7 @@ def memory(trial: Trial) -> Check:
     for _ in range(_PASSES):
         before = _resident()
         if before is None:
-            return skipped(name, "this system does not tell how much memory a process has")
+            return skipped(name, "this system does not report a process's memory")
         for _ in range(_ROUNDS):
             cache = driver.restart(cache, 0, text.case)
             _, cache = driver.decode(cache, [text.case.prompt_s])

@@ -85,7 +85,7 @@ class ForeignModel(ABC):
 
     @abstractmethod
     def reorder(self, parents: Sequence[int]) -> None:
-        """Let row i go on from row `parents[i]`; only where there may be several rows."""
+        """Continue row `parents[i]` in row i; only for exports of several rows."""
 
     @abstractmethod
     def held_bytes(self) -> int:

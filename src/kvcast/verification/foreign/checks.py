@@ -63,7 +63,7 @@ def second_input(trial: ForeignTrial) -> Check:
 def window(trial: ForeignTrial) -> Check:
     """Compare positions past the shortest window with the reference's."""
     if trial.oracle is None or trial.dimensions is None:
-        return skipped("window", "there is no reference to tell of windows")
+        return skipped("window", "there is no reference with windows")
     layers = family_with(trial.dimensions).caches(trial.dimensions)
     windows = sorted({layer.capacity for layer in layers if layer.kind == "ring"})
     text = trial.long.text
@@ -115,7 +115,7 @@ def copies(trial: ForeignTrial) -> Check:
         "profiled": None if work.measured is None else [_plain(m, length) for m in work.measured],
     }
     if work.measured is not None and (odd := _differing(work)):
-        words = f"the file and the runtime's profile tell different bytes of {', '.join(odd)}"
+        words = f"the file and the runtime's profile give different bytes of {', '.join(odd)}"
         return Check(name="copies", outcome="failed", detail=words, measured=measured)
     if not copied and not moved:
         written = sum(how == "in place" for how in work.caches.values())
