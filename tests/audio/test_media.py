@@ -34,7 +34,7 @@ def spoil(path, first, count):
 def overwrite(path, where, content):
     """Damage a file, from this share of its length on."""
     data = bytearray(path.read_bytes())
-    start = int(where * len(data))
+    start = round(where * len(data))
     data[start : start + len(content)] = content
     path.write_bytes(data)
 

@@ -101,7 +101,7 @@ def test_rates_are_measured_unless_given(capsys: pytest.CaptureFixture[str]):
 
 def test_float32_weights_are_multiplied_at_the_rate_of_float32(monkeypatch: pytest.MonkeyPatch):
     rates = {"read": 1.0, "read_again": 3.0, "int8": 8.0, "fp32": 2.0}
-    monkeypatch.setattr(roofline, "_measured", lambda *_: rates)
+    monkeypatch.setattr(roofline, "_measure", lambda *_: rates)
     sizes = {"threads": 2, "step_bytes": 9.0}
     rates = [
         roofline.MachineRates.measure(bandwidth=None, rate=None, bytes_per_weight=size, **sizes)

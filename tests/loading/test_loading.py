@@ -45,7 +45,7 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     monkeypatch.setattr(loading, "export_folder", export)
     monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
     opened = lambda model, runtime, *_: loading.OpenedModel(model=model, runtime=runtime)  # noqa: E731
-    monkeypatch.setattr(loading, "_opened", opened)
+    monkeypatch.setattr(loading, "_open", opened)
     return written
 
 
@@ -148,7 +148,7 @@ def test_a_bundle_opens_with_the_caches_that_it_has(
 ) -> None:
     monkeypatch.setattr(loading, "_open_bundle", lambda folder, *_: folder)
     opened = lambda model, runtime, *_: loading.OpenedModel(model=model, runtime=runtime)  # noqa: E731
-    monkeypatch.setattr(loading, "_opened", opened)
+    monkeypatch.setattr(loading, "_open", opened)
     folder = bundle(LLAMA, runtime="native", cache=cache)
     opened: Any = kvcast.load(folder, cache=cache)
     assert opened == folder
