@@ -34,7 +34,9 @@ def test_instructions_read_and_write_what_is_counted_from_dimensions():
 
 @pytest.mark.slow
 def test_equal_layers_have_equal_weights():
-    layers = read_of(bundle(EXECUTORCH["decoder"], runtime="executorch"), CallSizes(9)).layers
+    layers = read_of(
+        bundle(EXECUTORCH["decoder"], runtime="executorch"), CallSizes(length=9)
+    ).layers
     names = ["input", "decoder layer 0", "decoder layer 1", "output"]
     assert [layer.name for layer in layers] == names
     assert layers[1].weights == layers[2].weights > 0
