@@ -1,4 +1,4 @@
-"""The forms in which open models were trained to write tool calls.
+"""Tool-call formats that open models were trained on; `output_parsers.py` parses text with them.
 
 A model's form follows from its chat template, which formats earlier calls in the same way.
 """
