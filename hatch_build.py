@@ -1,4 +1,4 @@
-"""Puts the native library into a wheel; without a compiler the wheel is pure Python.
+"""Compiles the native library into a wheel; without a compiler the wheel is pure Python.
 
 `KVCAST_NATIVE=required` fails instead, for wheels that are published; `none` makes the pure one.
 An editable install compiles nothing: the library's first use does.

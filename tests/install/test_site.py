@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import kvcast
-from kit.models import exported
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -157,10 +156,6 @@ def test_commands_run_as_they_are_printed(page: str, programs: Path, tmp_path: P
     }
     printed = []
     for command in commands(page):
-        if command == "kvcast export demo-t5 --runtime aoti --output dates --quiet":
-            # Compiling takes minutes: the bundle that other tests compile.
-            (tmp_path / "dates").symlink_to(exported("demo-t5", "aoti", quantize="none"))
-            continue
         done = subprocess.run(
             ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=paths
         )

@@ -119,19 +119,6 @@ def test_a_shipped_library_is_taken_if_it_is_of_these_sources(
 
 
 @needs_compiler
-def test_a_library_in_the_cache_is_shipped_without_compiling_it_again(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = library_path()
-    monkeypatch.delattr(build, "compile_library")
-    write_shipped(build.SHIPPED, tmp_path / "log")
-    assert (build.SHIPPED / build.LIBRARY).read_bytes() == compiled.read_bytes()
-    existing = find_library()
-    assert existing is not None
-    assert existing.shipped
-
-
-@needs_compiler
 @pytest.mark.parametrize("record", ['{"abi": 0}', "", "[1]", '{"abi"', None])
 def test_a_library_of_unknown_origin_and_a_record_without_one_do_not_count(
     sources: Path, tmp_path: Path, remove_compilers: Callable[[], None], record: str | None

@@ -120,18 +120,10 @@ def is_there(on_compile: Callable[[], None] = lambda: None) -> bool:
 
 
 def write_shipped(folder: Path, log: Path) -> None:
-    """Write a library to `folder`, with its record; raises LibraryMissingError, OSError.
-
-    It is compiled, unless the cache folder has what this compiler makes of these sources.
-    """
+    """Compile a library to `folder`, with its record; raises LibraryMissingError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    compiler, sources = find_compiler(), sources_digest(SOURCES)
-    kept = _path(compiler, sources)
-    if _is_kept(kept):
-        shutil.copyfile(kept, folder / LIBRARY)
-    else:
-        compile_library(compiler, SOURCES, folder / LIBRARY, log)
-    write_record(folder / RECORD, _fields(folder / LIBRARY, sources))
+    compile_library(find_compiler(), SOURCES, folder / LIBRARY, log)
+    write_record(folder / RECORD, _fields(folder / LIBRARY, sources_digest(SOURCES)))
 
 
 Fields = Mapping[str, object]
