@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
@@ -27,7 +24,7 @@ from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_p
 from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merge
-from kvcast.checkpoints.tensor_names import fill_decoder, in_halves
+from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 
@@ -212,7 +209,7 @@ def _low_ranks(
     # The first matrix of embeddings is looked up by rows.
     stored = lora_a.stored()
     if name == _TOKENS and axes == _MATRIX:
-        stored = _transpose(stored)
+        stored = transpose(stored)
     rank = stored.shape[0]
     if axes != _MATRIX or len(lora_b.shape) != _MATRIX or lora_b.shape[1] != rank:
         raise fields.error(
@@ -228,11 +225,3 @@ def _low_ranks(
         label=lora_a.label,
     )
     return {name: [change]}
-
-
-def _transpose(tensor: StoredTensor) -> StoredTensor:
-    def read() -> NDArray[np.float32]:
-        turned: NDArray[np.float32] = tensor.read().T
-        return turned
-
-    return replace(tensor, shape=tensor.shape[::-1], read=read, blocks=None, rows=None)

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
@@ -22,7 +20,13 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tensor_names import NameTable, apply_change, fill_evenly, halves_from_pairs
+from kvcast.checkpoints.tensor_names import (
+    NameTable,
+    apply_change,
+    fill_evenly,
+    halves_from_pairs,
+    transpose,
+)
 from kvcast.checkpoints.text2text.tensorflow import TensorflowTensor, read_checkpoint, shard_files
 from kvcast.checkpoints.text2text.word_pieces import BEGIN, END, token_ids
 from kvcast.errors import KvcastError
@@ -190,16 +194,10 @@ def _stored_tensors(
     tensors: Mapping[str, TensorflowTensor], prefixes: tuple[str, ...]
 ) -> dict[str, StoredTensor]:
     return {
-        name: _transpose(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
+        name: transpose(tensor.stored()) if name.endswith(_TRANSPOSED) else tensor.stored()
         for name, tensor in tensors.items()
         if name.startswith(prefixes) and not _TRAINING.search(name)
     }
-
-
-def _transpose(tensor: StoredTensor) -> StoredTensor:
-    return StoredTensor(
-        shape=tensor.shape[::-1], read=lambda: np.ascontiguousarray(tensor.read().T)
-    )
 
 
 def _unilm_tensors(
