@@ -1,6 +1,7 @@
 """Exported graphs contain no copies of whole caches, no duplicate weights and no local paths."""
 
 import operator
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from kit.models import (
     whole,
 )
 from kit.rounding import assert_logits_equal
+from kvcast.bundle.manifest import read_bundle
 from kvcast.families.programs import ALIGNMENT_QUERIES
 from kvcast.families.whisper import WhisperDimensions
 from kvcast.models.executor import TorchModel
 from kvcast.runtimes.base import Float32
 from kvcast.runtimes.onnx.matrices import to_int8_columns
 from kvcast.runtimes.onnx.runtime import OnnxEncoderDecoder
+from kvcast.runtimes.onnx.target import OnnxTarget
 
 ATTENTION = {"GroupQueryAttention", "MultiHeadAttention"}
 
@@ -198,6 +201,16 @@ def test_inputs_that_were_quantised_apart_give_in_a_batch_what_they_give_alone(
     parts = dict(zip(runtime.encoded, cache.memory.slots.parts, strict=True))
     scales = parts["cross_key_scale_0"][[cache.memory.slots.places[slot] for slot in (0, 1)]]
     assert np.abs(scales[0] / scales[1] - 1).max() > 0.05
+
+
+def test_nothing_is_read_from_graphs_without_onnx_ir(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running a bundle needs none, so verify skips the checks of files."""
+    manifest = read_bundle(small_bundle)
+    assert OnnxTarget().read_stored(small_bundle, manifest, {}).constants
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    assert not OnnxTarget().read_stored(small_bundle, manifest, {}).constants
 
 
 def test_graphs_are_valid_onnx(small_bundle: Path) -> None:
