@@ -41,6 +41,11 @@ class CodedMatrix:
         return CodedMatrix(codes=move(self.codes), scales=move(self.scales), least=least)
 
 
+def unpack_nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the codes [..., 2 * n] of bytes [..., n] with two of 4 bits each, low bits first."""
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+
+
 BlocksOf = Callable[[str], CodedMatrix | None]
 """The blocks of a checkpoint's matrix, by its canonical name; None where it has none."""
 

@@ -15,7 +15,7 @@ from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf.file import GgufTensor
 from kvcast.checkpoints.tensor_names import apply_change, by_part, join_flat, pick, reorder
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.spec.stored_matrices import Encoding
+from kvcast.spec.stored_matrices import Encoding, unpack_nibbles
 
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
 
@@ -216,9 +216,7 @@ def _of_codes(blocks: StoredTensor, scales: StoredTensor, name: str) -> StoredTe
     shape = (experts, outputs, groups * _BLOCK)
 
     def matrix() -> StoredTensor:
-        codes = blocks.read()
-        values = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
-        first, second = np.split(values, 2, -1)
+        first, second = np.split(unpack_nibbles(blocks.read()), 2, -1)
         raw = np.concatenate([scales.read()[..., None], first | (second << 4)], -1)
         rows = np.ascontiguousarray(_apart(raw, name)).reshape(-1)
         stacked = (experts * outputs, shape[2])

@@ -82,8 +82,6 @@ class AotiTarget(Target):
     def read_stored(
         self, folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored:
-        from kvcast.runtimes.aoti.target import read_stored
-
         return read_stored(folder, manifest, shapes)
 
     @override

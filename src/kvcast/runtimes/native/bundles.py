@@ -38,7 +38,7 @@ from kvcast.runtimes.opening import naming
 from kvcast.runtimes.target import Stored, StoredValues
 from kvcast.spec.program import Program
 from kvcast.spec.runtimes import BundlePrecision, OnPhase, ignore_phase
-from kvcast.spec.stored_matrices import BlocksOf, no_blocks
+from kvcast.spec.stored_matrices import BlocksOf, no_blocks, unpack_nibbles
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -227,7 +227,7 @@ def _dequantize(
     codes, bits = read(name + CODES), 8
     steps, least = np.asarray(read(name + SCALES), np.float32), np.zeros(1, np.float32)
     if name + LEAST in there:
-        codes, bits = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1), 4
+        codes, bits = unpack_nibbles(codes), 4
         least = np.asarray(read(name + LEAST), np.float32)[..., None]
     if steps.ndim < codes.ndim:
         steps = steps[..., None]  # one per output

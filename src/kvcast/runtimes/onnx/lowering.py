@@ -193,8 +193,7 @@ def read_stored(folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[int
         for name, tensor in tensors.items():
             if name.endswith(CODES):
                 own = name.removesuffix(CODES)
-                scales, rest = tensors[own + SCALES], tensors.get(own + REST)
-                constants[own] = partial(dequantize, tensor, scales, rest, shapes.get(own))
+                constants[own] = partial(_read_quantized, tensors, own, shapes.get(own))
             elif len(tensor.shape) < _EXPERTS:
                 own = name.removesuffix(_TRANSPOSED)
                 constants[own] = partial(_read, tensor, transposed=own != name)
@@ -207,6 +206,18 @@ def _tensors_inside(path: Path) -> Iterator[tuple[str, ir.TensorProtocol]]:
         outside = isinstance(tensor, ir.ExternalTensor) and not stays_inside(str(tensor.location))
         if tensor is not None and not outside:
             yield name, tensor
+
+
+def _read_quantized(
+    tensors: Mapping[str, ir.TensorProtocol], name: str, shape: tuple[int, ...] | None
+) -> StoredValues:
+    rest = tensors.get(name + REST)
+    return dequantize(
+        tensors[name + CODES].numpy(),
+        tensors[name + SCALES].numpy(),
+        None if rest is None else rest.numpy(),
+        shape,
+    )
 
 
 def _read(tensor: ir.TensorProtocol, *, transposed: bool) -> StoredValues:

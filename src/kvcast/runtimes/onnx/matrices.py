@@ -34,7 +34,14 @@ from kvcast.runtimes.native.matrices import roles_of, searched
 from kvcast.runtimes.onnx.graph_writer import CONTRIB, GraphWriter, Matrix, dims
 from kvcast.runtimes.target import StoredValues
 from kvcast.spec.program import Program
-from kvcast.spec.stored_matrices import BLOCK, BlocksOf, CodedMatrix, no_blocks, of_eight_bits
+from kvcast.spec.stored_matrices import (
+    BLOCK,
+    BlocksOf,
+    CodedMatrix,
+    no_blocks,
+    of_eight_bits,
+    unpack_nibbles,
+)
 
 CODES, SCALES, ZERO, REST = ".codes", ".scales", ".zero", ".rest"
 # MatMulNBits can compute in int8: level 4 allows it to quantize activations in blocks.
@@ -336,27 +343,26 @@ def _block(inputs: int) -> int:
 
 
 def dequantize(
-    codes: ir.TensorProtocol,
-    scales: ir.TensorProtocol,
-    rest: ir.TensorProtocol | None,
+    codes: NDArray[Any],
+    scales: NDArray[np.float32],
+    rest: NDArray[np.float32] | None,
     shape: tuple[int, ...] | None,
 ) -> StoredValues:
     """Return a matrix [outputs, inputs] that `Int8Columns` or `Blocks` stored.
 
     `shape`, the checkpoint's, has the inputs, which codes of fewer than 8 bits need.
     """
-    codes_, scales_ = codes.numpy(), scales.numpy()
-    if scales_.ndim == 1:
-        return StoredValues((codes_ * scales_).T, scales_[:, None], 8)
-    bits = 8 if shape is None else 8 * codes_.size // prod(shape)
+    if scales.ndim == 1:
+        return StoredValues((codes * scales).T, scales[:, None], 8)
+    bits = 8 if shape is None else 8 * codes.size // prod(shape)
     if bits < 8:
-        codes_ = np.stack([codes_ & 15, codes_ >> 4], axis=-1).reshape(*scales_.shape, -1)
-    blocks = (codes_.astype(np.float32) - 2 ** (bits - 1)) * scales_[..., None]
+        codes = unpack_nibbles(codes)
+    blocks = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
     if rest is not None:
-        blocks += rest.numpy().T[..., None]
+        blocks += rest.T[..., None]
     # `eight_bits` clips one value by up to a step, and then fits the scale.
     clipped = 1.25 if bits == 8 else 0.0
-    return StoredValues(blocks.reshape(len(codes_), -1), scales_, bits, clipped)
+    return StoredValues(blocks.reshape(len(codes), -1), scales, bits, clipped)
 
 
 def indivisible(inputs: int, block: int) -> KvcastError:
