@@ -358,7 +358,7 @@ LAYER_NORM_CASES = {
         window_size=WINDOW,
         layer_norm_epsilon=0.01,
     ),
-    "gpt neo with a head of its own": case(
+    "gpt neo with an untied head": case(
         "gpt_neo",
         _GPT2,
         attention_types=[[["local"], 2]],

@@ -1,6 +1,6 @@
 """How far two correct computations of the same values may differ: a model of rounding errors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -32,22 +32,19 @@ def tolerance(terms: int, scale: float, dtype: Any = np.float32) -> float:
     return _TAIL * sqrt(2 * terms) * float(np.finfo(dtype).eps) * scale
 
 
-def terms_of(tensors: Mapping[str, Any]) -> int:
-    """Return the terms of the sums on a token's way to its logits: the inputs of every matrix."""
-    return sum(tensor.shape[-1] for tensor in tensors.values() if len(tensor.shape) > 1)
-
-
 def assert_equal_but_for_rounding(actual: Any, expected: Any, tensors: Mapping[str, Any]) -> None:
     """Compare what a model with these tensors computes with a reference's results."""
-    scale = float(np.abs(expected).max())
-    assert scale > 0.5, "results near zero would agree by themselves"
-    np.testing.assert_allclose(actual, expected, atol=tolerance(terms_of(tensors), scale), rtol=0)
+    _compare(actual, expected, (tensor.shape for tensor in tensors.values()))
 
 
 def assert_logits_equal(actual: Any, expected: Any, dimensions: Any) -> None:
     """Compare logits of two computations of a model with these dimensions."""
-    shapes = family_with(dimensions).tensor_shapes(dimensions)
-    terms = sum(shape[-1] for shape in shapes.values() if len(shape) > 1)
+    _compare(actual, expected, family_with(dimensions).tensor_shapes(dimensions).values())
+
+
+def _compare(actual: Any, expected: Any, shapes: Iterable[Sequence[int]]) -> None:
+    """Bound errors by the terms on a token's way to its logits: the inputs of every matrix."""
+    terms = sum(shape[-1] for shape in shapes if len(shape) > 1)
     scale = float(np.abs(expected).max())
     assert scale > 0.5, "results near zero would agree by themselves"
     np.testing.assert_allclose(actual, expected, atol=tolerance(terms, scale), rtol=0)

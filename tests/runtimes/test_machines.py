@@ -348,8 +348,13 @@ def sources_of(source: Any) -> list[Source]:
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_encoder_decoder_caches_follow_recomputation(subject: Subject, examples: int) -> None:
     sources = sources_of(subject.source)
-    about = {"dimensions": subject.dimensions, "runtime": subject.runtime}
-    drive(EncoderDecoderMachine, examples, **about, sources=sources)
+    drive(
+        EncoderDecoderMachine,
+        examples,
+        dimensions=subject.dimensions,
+        runtime=subject.runtime,
+        sources=sources,
+    )
 
 
 @pytest.mark.parametrize("examples", EXAMPLES_OF_INT8)
@@ -357,8 +362,13 @@ def test_encoder_decoder_caches_follow_recomputation(subject: Subject, examples:
 def test_int8_caches_follow_recomputation(dimensions: Any, source: Any, examples: int) -> None:
     """On kvcast's own kernels a row does not round otherwise for its neighbours."""
     runtime = opened(dimensions, runtime="native", cache="int8")
-    about = {"dimensions": dimensions, "runtime": runtime}
-    drive(EncoderDecoderMachine, examples, **about, sources=sources_of(source))
+    drive(
+        EncoderDecoderMachine,
+        examples,
+        dimensions=dimensions,
+        runtime=runtime,
+        sources=sources_of(source),
+    )
 
 
 class Forgetful(Around):
@@ -373,6 +383,6 @@ class Forgetful(Around):
 @pytest.mark.parametrize("defect", [Forgetful, KeepsEarlierInput])
 def test_the_machine_finds_a_runtime_with_a_defect(defect: type[Around]) -> None:
     runtime = defect(opened(SMALL, runtime="native"))
-    about = {"dimensions": SMALL, "runtime": runtime}
+    sources = sources_of(speech)
     with pytest.raises(AssertionError):
-        drive(EncoderDecoderMachine, 1000, **about, sources=sources_of(speech))
+        drive(EncoderDecoderMachine, 1000, dimensions=SMALL, runtime=runtime, sources=sources)
