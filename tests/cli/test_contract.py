@@ -138,6 +138,16 @@ def test_help_and_drawing_import_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
+def test_opening_a_model_imports_only_what_opening_needs():
+    program = (
+        "import sys, kvcast\nkvcast.load('demo', threads=1)\n"
+        "later = {'soundfile', 'soxr', 'av', 'numpy.random', 'kvcast.runtimes.traffic'}\n"
+        "assert not later & {*sys.modules}, later & {*sys.modules}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_module_runs_as_the_command_does():
     done = subprocess.run(
         [sys.executable, "-m", "kvcast", "--version"], capture_output=True, text=True, check=True

@@ -29,7 +29,6 @@ from kvcast.audio.reader import (
     UnreadableError,
     choose_track,
 )
-from kvcast.audio.sndfile import SndfileReader
 from kvcast.audio.source import (
     CANCELLED,
     HIGHEST_RATE,
@@ -280,6 +279,8 @@ def _open_reader(
 
     A format without a header is recognized by the file's name.
     """
+    from kvcast.audio.sndfile import SndfileReader  # soundfile costs time only where audio is read
+
     try:
         if file.at(0, 4) == b"OggS" and (reader := _ogg_with_times(file, track)) is not None:
             return reader

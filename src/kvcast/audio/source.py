@@ -4,12 +4,14 @@ Channels become their mean, one of them, or the loudest where they cancel out.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from soxr import ResampleStream
 
 SAMPLE_RATE = 16_000  # samples per second of everything that recordings yield
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
@@ -75,8 +77,10 @@ class Resampler:
     """Resamples one mono stream to 16 kHz, with soxr's streaming resampler (HQ)."""
 
     def __init__(self, rate: int) -> None:
-        self._stream: soxr.ResampleStream | None = None
+        self._stream: ResampleStream | None = None
         if rate != SAMPLE_RATE:
+            import soxr  # opening a model needs none
+
             self._stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
     def feed(self, samples: NDArray[np.float32], *, last: bool = False) -> NDArray[np.float32]:

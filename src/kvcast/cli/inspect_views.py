@@ -145,8 +145,7 @@ def add_graph(parser: argparse.ArgumentParser) -> None:
 
 
 def run_graph(args: argparse.Namespace) -> int:
-    from kvcast.inspect.graph import document, draw, render
-    from kvcast.loading.opening import CallSizes, read_traffic
+    from kvcast.inspect.graph import CallSizes, document, draw, read_traffic, render
 
     if args.svg is not None:
         check_target(args.svg)

@@ -78,7 +78,7 @@ class Conformer:
         return {_DISTANCES: np.stack(both).reshape(2, self.positions, self.width)}
 
     def noise(
-        self, count: int, generator: np.random.Generator
+        self, count: int, generator: "np.random.Generator"
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Features, and lengths in positions, for a proof."""
         frames = min(_PROBED, self.most_frames)

@@ -1,6 +1,6 @@
 """A model's operators and memory traffic by layer, as JSON, as tables and as a picture.
 
-`kvcast.loading.opening` reads them; docs/inspect.md documents every field.
+docs/inspect.md documents every field.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +9,45 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from kvcast.bundle.manifest import is_bundle, read_bundle
+from kvcast.bundle.packages import bundle_of, read_on_trust, unvouched_package
+from kvcast.checkpoints.source import open_checkpoint
 from kvcast.inspect.units import plural, size, table
-from kvcast.runtimes.traffic import LayerTraffic, ModelTraffic, ProgramTraffic
+from kvcast.loading.opening import check_request, checked_dimensions, export_once, locate_model
+from kvcast.loading.params import LoadParams
+from kvcast.runtimes.copies import traffic_of, traffic_of_checkpoint
+from kvcast.runtimes.target import default_runtime
+from kvcast.runtimes.traffic import CallSizes, LayerTraffic, ModelTraffic, ProgramTraffic
+from kvcast.spec.runtimes import RUNTIMES
+
+__all__ = ["CallSizes", "document", "draw", "read_traffic", "render"]
 
 FORMAT, VERSION = "kvcast.inspect.graph", 1
 _MOST_OPERATORS = 5
 _COLUMNS = ("layer", "weights", "cache read", "written", "caches", "operators")
 _NUMBERS = range(1, 4)
+
+
+def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
+    """Count a bundle's, a package's or a checkpoint's memory traffic, without running anything.
+
+    A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
+    """
+    place = locate_model(model, params.on_phase)
+    folder, package = bundle_of(place), unvouched_package(place, params.runtime)
+    if package is not None:
+        folder, manifest = package.parents[1], read_on_trust(package)
+    elif is_bundle(folder):
+        manifest = read_bundle(folder)
+    else:
+        runtime = params.runtime or default_runtime(params.precision, params.on_phase)
+        precision = RUNTIMES[runtime].choose_opening(params.precision)
+        if RUNTIMES[runtime].direct and not precision.calibrated:
+            return traffic_of_checkpoint(open_checkpoint(folder), runtime, precision, sizes)
+        folder, manifest = export_once(folder, model, params, None)
+    check_request(folder, manifest, params.runtime, params.precision)
+    checked_dimensions(folder, manifest)
+    return traffic_of(folder, manifest, sizes)
 
 
 def document(name: str, model: ModelTraffic) -> dict[str, Any]:

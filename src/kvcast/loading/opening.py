@@ -41,9 +41,7 @@ from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
 from kvcast.options import keywords_of
-from kvcast.runtimes.copies import traffic_of, traffic_of_checkpoint
 from kvcast.runtimes.target import TARGETS, BuildOptions, Target, default_runtime
-from kvcast.runtimes.traffic import CallSizes, ModelTraffic
 from kvcast.spec.files import cache_dir, sha256_of
 from kvcast.spec.recipes import Recipe, names_recipe
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, PrecisionRequest
@@ -334,28 +332,3 @@ def _only_exporter(bundle: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-__all__ = ["CallSizes", "ModelTraffic", "read_traffic"]
-
-
-def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraffic:
-    """Count a bundle's, a package's or a checkpoint's memory traffic, without running anything.
-
-    A checkpoint is opened directly where the runtime supports it, else exported once as by `load`.
-    """
-    place = locate_model(model, params.on_phase)
-    folder, package = bundle_of(place), unvouched_package(place, params.runtime)
-    if package is not None:
-        folder, manifest = package.parents[1], read_on_trust(package)
-    elif is_bundle(folder):
-        manifest = read_bundle(folder)
-    else:
-        runtime = params.runtime or default_runtime(params.precision, params.on_phase)
-        precision = RUNTIMES[runtime].choose_opening(params.precision)
-        if RUNTIMES[runtime].direct and not precision.calibrated:
-            return traffic_of_checkpoint(open_checkpoint(folder), runtime, precision, sizes)
-        folder, manifest = export_once(folder, model, params, None)
-    check_request(folder, manifest, params.runtime, params.precision)
-    checked_dimensions(folder, manifest)
-    return traffic_of(folder, manifest, sizes)

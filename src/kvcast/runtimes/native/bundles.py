@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint, LazyTensors
@@ -151,6 +150,8 @@ def lower(
 
     `constants` are the programs' own; `blocks_of` has codes of the checkpoint, which are kept.
     """
+    from safetensors.numpy import save_file
+
     (folder / FOLDER).mkdir()
     for name, program in programs.items():
         on_phase(f"exporting {name}")
