@@ -196,7 +196,7 @@ def write(
 def int8_cross_caches() -> Path:
     """Return SMALL's bundle with only the cross-attention caches in int8; it must not be changed.
 
-    int8 GEMMs share one scale for all activations of a call, which would hide errors of caches.
+    Rounded GEMMs would hide errors of caches.
     """
 
     def make(folder: Path) -> None:

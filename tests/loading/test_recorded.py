@@ -7,13 +7,15 @@ import pytest
 
 from kit.dimensions import LLAMA
 from kvcast.errors import KvcastError
+from kvcast.families.table import family_with
 from kvcast.loading.export_proof import KEY, log_sum_exp, read_record, record_of
 
 STEPS = 5
 GENERATOR = np.random.default_rng(0)
 WRITTEN = GENERATOR.integers(0, LLAMA.vocab_size, (2, STEPS))
 WHOLE, STEPPED = GENERATOR.normal(size=(2, 2, STEPS, LLAMA.vocab_size)).astype(np.float32)
-RECORD = json.loads(json.dumps(record_of(WRITTEN, STEPPED, WHOLE)))
+PROBE = family_with(LLAMA).probe(LLAMA)
+RECORD = json.loads(json.dumps(record_of(PROBE, WRITTEN, STEPPED, WHOLE)))
 
 
 def test_the_largest_logits_are_kept():
@@ -28,6 +30,11 @@ def test_the_largest_logits_are_kept():
         np.testing.assert_allclose(top.sums_rs, exact, rtol=1e-6)
     np.testing.assert_allclose(log_sum_exp(np.float32([1e30, 1e30])), 1e30)
     assert read_record({"tokens": 10}, LLAMA) is None
+
+
+@pytest.mark.parametrize("prompts", [None, [[1, 2], [3, 4]]])
+def test_what_was_recorded_of_another_probe_is_not_compared(prompts):
+    assert read_record({KEY: {**RECORD, "prompts": prompts}}, LLAMA) is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def prove(candidate: Runtime, reference: Reference, *, exact: bool) -> dict[str,
     )
     whole_rsv = _whole(reference, probe, generated_rs)
     record = _record(generated_rs, stepped_rsv, whole_rsv, exact=exact)
-    record[KEY] = record_of(generated_rs, stepped_rsv, whole_rsv)
+    record[KEY] = record_of(probe, generated_rs, stepped_rsv, whole_rsv)
     record = {"reference": f"{reference.name}, all tokens at once", **record}
     if ALIGNMENT_QUERIES not in family.programs(dimensions)["decode"].outputs:
         return record
@@ -144,8 +144,11 @@ def log_sum_exp(logits: Float32) -> Float32:
     return sums
 
 
-def record_of(generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> dict[str, Any]:
+def record_of(
+    probe: Probe, generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32
+) -> dict[str, Any]:
     return {
+        "prompts": [prompt_s.tolist() for prompt_s in probe.prompts],
         "written": generated_rs.tolist(),
         "reference": _largest(whole_rsv),
         "exported": _largest(stepped_rsv),
@@ -154,11 +157,14 @@ def record_of(generated_rs: Int64, stepped_rsv: Float32, whole_rsv: Float32) -> 
 
 
 def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOutputs | None:
-    """None if an older export has none; KvcastError for malformed ones."""
+    """None if an older export has none, or of another probe; KvcastError for malformed ones."""
     if KEY not in verification:
         return None
+    probe = family_with(dimensions).probe(dimensions)
     try:
         fields = verification[KEY]
+        if fields.get("prompts") != [prompt_s.tolist() for prompt_s in probe.prompts]:
+            return None
         generated_rs = np.array(fields["written"], np.int64)
         reference, exported = (_top(fields[name]) for name in ("reference", "exported"))
         deviation = float(fields["deviation"])
@@ -169,9 +175,9 @@ def read_record(verification: Mapping[str, Any], dimensions: Any) -> RecordedOut
         )
         values = [top.logits_rsk for top in (reference, exported)]
         finite = all(np.isfinite(part).all() for part in values) and np.isfinite(deviation)
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise _wrong() from None
-    rows = len(family_with(dimensions).probe(dimensions).prompts)
+    rows = len(probe.prompts)
     if sizes != {(rows, generated_rs.shape[-1])} or not known or not finite or deviation <= 0:
         raise _wrong()
     return RecordedOutputs(generated_rs, reference, exported, deviation)

@@ -120,9 +120,9 @@ class TextGenerator(ABC):
     ) -> TextGeneration | list[Any]:
         """Continue a prompt, or several; a T5, BART or UniLM answers its source.
 
-        In fp32 neither `batch` nor `chunk` nor the order of prompts changes a text; in int8
-        activations of one call share a scale. A text without room for `max_new_tokens` in the
-        model's context ends sooner, with reason "length".
+        Neither `batch` nor `chunk` nor the order of prompts changes a text; in int8 on ONNX
+        Runtime, rounding decides near-ties. A text without room for `max_new_tokens` in the model's
+        context ends sooner, with reason "length".
 
         Args:
             prompt: text, or token ids, which are used unchanged; or several of them.

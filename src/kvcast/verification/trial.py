@@ -74,7 +74,7 @@ class Tolerance:
 _EXACT = Allowed(1e-3, 1e-4)
 """Sums in another order."""
 _IN_COMPANY = Allowed(6.0, 0.25, pooled=True)
-"""Products of narrow values are summed in another order, or encoders' rows share a scale.
+"""Products of narrow values are summed in another order.
 
 On ONNX Runtime in int8 single positions of random models are off by up to 0.97 on average, and all
 positions of a check by up to 0.19 (T5) over 20 seeds, where an export routes to other experts too.

@@ -115,10 +115,24 @@ def test_no_concat_joins_anything_larger_than_a_shape(bundle: Path) -> None:
                 assert {value.dtype for value in node.outputs} == {ir.DataType.INT64}
 
 
-def test_no_product_of_decode_shares_a_scale_among_rows(bundle: Path) -> None:
-    """Tokens would be rounded otherwise in other chunks: `DynamicQuantizeMatMul` has one scale."""
-    products = {node.op_type for node in ir.load(bundle / "onnx/decode.onnx").graph}
-    assert "DynamicQuantizeMatMul" not in products
+def test_no_product_shares_a_scale_among_rows(bundle: Path) -> None:
+    """Rows would be rounded differently in other company: `DynamicQuantizeMatMul` has one scale."""
+    for name in ("encode", "decode"):
+        products = {node.op_type for node in ir.load(bundle / f"onnx/{name}.onnx").graph}
+        assert "DynamicQuantizeMatMul" not in products
+
+
+def test_inputs_encoded_together_give_what_each_gives_alone(quantize: str) -> None:
+    """Also where one is ten times as large."""
+    features = np.random.default_rng(0).normal(size=(3, 80, 50)).astype(np.float32)
+    features[1] *= 10
+    runtime = opened(SMALL, quantize)
+    tokens_rs = random_tokens(3, 4, seed=0)
+    together_rsv, _ = stepped(runtime, encoded(runtime, (features,)), tokens_rs)
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone_1sv, _ = stepped(runtime, encoded(runtime, (features[one],)), tokens_rs[one])
+        np.testing.assert_allclose(together_rsv[one], alone_1sv, atol=1e-4)
 
 
 def test_the_alignment_heads_cost_two_operators(bundle: Path) -> None:

@@ -1,12 +1,11 @@
 """Products with the matrices of a program, and lookups in them: fp32, or quantized in blocks.
 
-- int8 matrices have a scale per output; activations are quantized on the fly. In `decode` each row
-  has its own scale in every product, so a token's result depends on no other row, chunk or request:
-  Whisper's first token has outlier channels, with which a scale for the whole call was 8 times too
-  coarse for the other rows. It takes no more time (0.96 of a step, 1.03 of a prefill, on AVX2). In
-  `encode`, where calls have the same shape, `DynamicQuantizeMatMul` has one scale. Decoder-only
-  models are smoothed first (`runtimes/lowering/activations.py`), and the product after a gate,
-  whose input has outlier channels, keeps int8 blocks.
+- int8 matrices have a scale per output; activations are quantized on the fly, each row with its own
+  scale, so a result depends on no other row, chunk or input: Whisper's first token has outlier
+  channels, with which one scale for the whole call (`DynamicQuantizeMatMul`) was 8 times too coarse
+  for the other rows. docs/onnx.md has the figures. Decoder-only models are smoothed first
+  (`runtimes/lowering/activations.py`), and the product after a gate, whose input has outlier
+  channels, keeps int8 blocks.
 - int4 matrices become blocks of 32 inputs with a scale and a minimum each. A step reads the fewest
   bytes.
 - A tied embedding and head become one table in blocks of 8 bits: every token depends on it, in the
@@ -75,11 +74,10 @@ class Exact(Matrix):
 
 
 class Int8Columns(Matrix):
-    """int8, with a scale per output, and one for the activations of a call or of each row."""
+    """int8, with a scale per output, and one per row of activations."""
 
-    def __init__(self, name: str, *, by_row: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._by_row = by_row
 
     @override
     def product(self, write: GraphWriter, x: ir.Value, bias: ir.Value | None) -> ir.Value:
@@ -89,8 +87,6 @@ class Int8Columns(Matrix):
         given = [write.constant(self._name + part, array) for part, array in parts.items()]
         shape = [*dims(x)[:-1], codes.shape[1]]
         float_, domain = ir.DataType.FLOAT, CONTRIB
-        if not self._by_row:
-            return write.node("DynamicQuantizeMatMul", [x, *given, bias], float_, shape, domain)
         # Rows are divided by their largest magnitude, after which one scale fits all of them. A row
         # of zeros becomes NaN, some finite product, and zeros again.
         sizes = write.node("Abs", [x], float_, dims(x))
@@ -250,9 +246,7 @@ def quantized(
     for program, (size, codes) in bits.items():
         for name, source, is_outlier in _products(programs.get(program), outliers):
             if (size == 8 or source.startswith("cross_")) and not is_outlier:
-                # An encoder's states as an input have many positions, always the same.
-                of_tokens = program == "decode" and source not in programs[program].inputs
-                matrices[name] = Int8Columns(name, by_row=of_tokens)
+                matrices[name] = Int8Columns(name)
             else:
                 matrices[name] = Blocks(name, in_blocks(name, weights[name], size, codes))
     return matrices | {

@@ -94,8 +94,8 @@ class OnnxRuntime(BoundRuntime):
         """Split a run into pieces that one GroupQueryAttention call supports.
 
         With several queries per input over cached keys (beams over an int8 cross-attention cache,
-        or a chunk) it takes one input or row. Prompts of decoder-only models run row by row, too:
-        int8 GEMMs have one scale per call, and a text must not depend on its batch.
+        or a chunk) it takes one input or row. Prompts of decoder-only models run row by row, too,
+        so that a text does not depend on its batch.
         """
         if run.new > 1 and not (empty and run.slots):
             return run.split(1)
