@@ -83,6 +83,25 @@ def test_a_bundle_is_verified_without_its_checkpoint_and_keeps_the_report(bundle
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "runtime", "quantize"),
+    [
+        ("demo", "native", "int4"),
+        ("demo-base", "onnx", "int8"),
+        soak("demo-base", "native", "int4"),
+    ],
+)
+def test_a_correct_whisper_bundle_passes_alone(model, runtime, quantize, tmp_path, capsys):
+    """On noise, after the start tokens, up to the end of each text."""
+    bundle = tmp_path / "bundle"
+    kvcast.export_bundle(model, bundle, runtime=runtime, quantize=quantize)
+    code, document = verify(capsys, bundle, "--positions", 24)
+    assert code == 0, document
+    made = outcomes(document)
+    assert made["recorded"] == made["teacher-forced"] == made["free-running"] == "passed"
+
+
+@pytest.mark.slow
 def test_a_flipped_bit_differs_from_the_exports_record(bundle, tmp_path, capsys):
     """In int8 as well, although checksums are sealed anew."""
     broken = shutil.copytree(bundle, tmp_path / "broken")

@@ -9,6 +9,8 @@ from kit.dimensions import LLAMA
 from kvcast.errors import KvcastError
 from kvcast.families.table import family_with
 from kvcast.loading.export_proof import KEY, log_sum_exp, read_record, record_of
+from kvcast.verification.cases import cases_of
+from kvcast.verification.references import RecordedOracle
 
 STEPS = 5
 GENERATOR = np.random.default_rng(0)
@@ -35,6 +37,13 @@ def test_the_largest_logits_are_kept():
 @pytest.mark.parametrize("prompts", [None, [[1, 2], [3, 4]]])
 def test_what_was_recorded_of_another_probe_is_not_compared(prompts):
     assert read_record({KEY: {**RECORD, "prompts": prompts}}, LLAMA) is None
+
+
+def test_nothing_after_the_end_of_a_text_is_compared():
+    end = int(WRITTEN[0, 2])
+    texts = RecordedOracle(read_record({KEY: RECORD}, LLAMA), cases_of(PROBE), end).texts
+    np.testing.assert_array_equal(texts[0].generated_n, WRITTEN[0, :2])
+    np.testing.assert_array_equal(texts[1].generated_n, WRITTEN[1, :-1])
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class Probe:
     # the same with one entry for each row, if arrays locate entries of the batch; empty: slices of
     # `source` are used
     alone: Sequence[tuple[NDArray[Any], ...]] = ()
+    end: int | None = None  # ends a text; a trained model's logits after it are arbitrary
 
     def source_of(self, row: int) -> tuple[NDArray[Any], ...]:
         if self.alone:

@@ -212,10 +212,13 @@ def _probe(dimensions: WhisperDimensions) -> Probe:
     generator = np.random.default_rng(0)
     frames = 2 * dimensions.source_positions
     features_bmt = generator.uniform(-1, 1, (2, dimensions.n_mels, frames))
-    prompts = list(generator.integers(0, dimensions.vocab_size, (2, 4)))
-    if dimensions.vocab_size in _VOCABULARIES:
-        prompts = [_usual_prompt(dimensions.vocab_size, row) for row in range(2)]
-    return Probe(prompts=prompts, source=(features_bmt.astype(np.float32),))
+    source = (features_bmt.astype(np.float32),)
+    if dimensions.vocab_size not in _VOCABULARIES:
+        prompts = list(generator.integers(0, dimensions.vocab_size, (2, 4)))
+        return Probe(prompts=prompts, source=source)
+    # After random tokens a trained model's logits change several times more with rounding.
+    prompts = [_usual_prompt(dimensions.vocab_size, row) for row in range(2)]
+    return Probe(prompts=prompts, source=source, end=int(prompts[0][0]) - 1)
 
 
 _VOCABULARIES = (51_864, 51_865, 51_866)  # English, multilingual, large-v3's
@@ -223,10 +226,7 @@ _TIMESTAMPS = 1501  # the last tokens, after the one for none
 
 
 def _usual_prompt(vocab_size: int, row: int) -> NDArray[np.int64]:
-    """Return the tokens before an English transcript, or in row 1 a Chinese one.
-
-    After random tokens a trained model's logits change several times more with rounding.
-    """
+    """Return the tokens before an English transcript, or in row 1 a Chinese one."""
     none = vocab_size - _TIMESTAMPS - 1
     if vocab_size == _VOCABULARIES[0]:
         return np.array([50_257, none])

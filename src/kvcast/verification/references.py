@@ -202,13 +202,16 @@ class RecordedOracle(Oracle):
     whole = False
     runtime = None
 
-    def __init__(self, recorded: RecordedOutputs, cases: Sequence[Case]) -> None:
+    def __init__(
+        self, recorded: RecordedOutputs, cases: Sequence[Case], end: int | None = None
+    ) -> None:
         """Take the probe's cases; raises ValueError if they differ from the recorded ones."""
         self._recorded = recorded
-        self.texts = [
-            Text(case, generated_s[:-1])
-            for case, generated_s in zip(cases, recorded.generated_rs, strict=True)
-        ]
+        self.texts = []
+        for case, generated_s in zip(cases, recorded.generated_rs, strict=True):
+            ends_n = np.flatnonzero(generated_s[:-1] == end)
+            count = int(ends_n[0]) if len(ends_n) else len(generated_s) - 1
+            self.texts.append(Text(case, generated_s[:count]))
 
     @override
     def text(self, case: int, count: int, generator: np.random.Generator) -> Text:

@@ -65,8 +65,10 @@ class Subject:
         return ", ".join(filter(None, parts))
 
     def trial(self, *, positions: int, seed: int) -> Trial:
-        probed = cases_of(self.family.probe(self.dimensions))
-        recorded = None if self.recorded is None else RecordedOracle(self.recorded, probed)
+        probe, recorded = self.family.probe(self.dimensions), None
+        probed = cases_of(probe)
+        if self.recorded is not None:
+            recorded = RecordedOracle(self.recorded, probed, probe.end)
         cases = self.cases or probed
         oracle: Oracle | None = None
         if self.reference is not None:
