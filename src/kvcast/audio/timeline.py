@@ -30,7 +30,7 @@ def between(parts: Sequence[Part], samples: int) -> tuple[Part, ...]:
 
 
 def common(parts: Iterable[Part], others: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the overlap of a part with other parts, which are in order and disjoint."""
+    """Return the intersections of parts with others, both in order and disjoint."""
     shared = (
         Part(max(part.start, other.start), min(part.end, other.end))
         for part in parts

@@ -80,7 +80,7 @@ class TemplateWorker:
                 self._lock.release()
 
     def forget(self) -> None:
-        """Leave the process to the parent of this forked one."""
+        """After a fork, drop the handle of the worker process, which is still the parent's."""
         self._lock = threading.Lock()  # a thread that is not here may have held the other
         process, self._process = self._process, None
         if process is not None:

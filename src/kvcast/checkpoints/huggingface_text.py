@@ -62,7 +62,7 @@ def generation_fields(folder: Path) -> dict[str, Any]:
 
 
 def with_start_token(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with the token that targets start with, if another file names it."""
+    """Take decoder_start_token_id from generation_config.json if that has one."""
     started = generation_fields(folder).get(START)
     return config if started is None else {**config, START: started}
 

@@ -326,7 +326,7 @@ class _Config:
 
 
 def _expression(pattern: str) -> re.Pattern[str] | None:
-    """As peft matches it; None for an invalid pattern."""
+    """As PEFT matches module names; None if invalid, or if matching could take very long."""
     if _SLOW.search(pattern):
         return None
     try:

@@ -37,7 +37,7 @@ _CONVERT = (
 
 
 def refuse_name(model: str) -> None:
-    """Raise InputMissingError for a name or a .pt file of openai-whisper's, with the hub's id."""
+    """Raise InputMissingError for openai-whisper's names and .pt files, with the hub id to use."""
     path = Path(model)
     if path.suffix in _PICKLES:
         raise InputMissingError(f"no file {model}, {_describe_pickle(path)}")

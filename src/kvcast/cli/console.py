@@ -208,7 +208,7 @@ class Progress:
         yield
 
     def reached(self, seconds: float) -> None:
-        """Move the bar."""
+        """Advance the bar to `seconds` of the input."""
 
     @contextmanager
     def covering(self, files: int, size: float) -> Iterator[Coverage]:

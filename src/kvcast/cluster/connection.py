@@ -1,9 +1,10 @@
 """A connection to a Ray cluster, and the lease of its Ray Serve, as long as a command needs them.
 
 Keeps Ray's messages off both streams, SIGTERM for this process, and signals for its group from
-Ray's processes. One command at a time serves from a cluster: it owns an actor that Ray ends with
-it, and the next command removes a killed one's application. Serve is started where it does not run,
-and stopped by the command that started it, unless others have applications there.
+Ray's processes. Only one command at a time may serve from a cluster: it holds a lock actor, which
+Ray ends with it, and the next command removes the application of a killed one. Serve is started
+where it does not run, and stopped by the command that started it, unless others have applications
+there.
 """
 
 import contextlib

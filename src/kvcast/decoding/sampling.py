@@ -1,4 +1,7 @@
-"""Sampling and log-softmax over rows of fp32 logits, by the native library where there is one."""
+"""Sampling and log-softmax over rows of fp32 logits, by the native library where there is one.
+
+`sampling_kernels.py` defines temperature, top-k, top-p and min-p.
+"""
 
 import math
 from functools import cache

@@ -111,7 +111,7 @@ class SamplingKernels(Protocol):
     """Functions over rows of logits. A row's results depend on that row alone."""
 
     def top_tokens(self, logits_rv: Float32, k: int, *, sums: bool = True) -> TopTokens:
-        """Return each row's k likeliest tokens; rows are not empty, 0 <= k <= vocab."""
+        """Return each row's k most likely tokens, 0 <= k <= vocab, and log-sum-exps if `sums`."""
 
     def draw(self, logits_v: Float32, distribution: Distribution, uniform: float) -> int | None:
         """Draw a token by inverse CDF with `uniform` in [0, 1); None for a row with NaN."""

@@ -3,7 +3,8 @@
 A call with several tokens costs little more than a call with one, as both read all weights once. If
 the model accepts the drafts, it has taken several steps for little more than the cost of one
 (Leviathan et al., arXiv:2211.17192). Here a draft is accepted only if the request chooses the same
-token from the model's logits and its own random stream. So drafts change the speed, never the text.
+token from the model's logits and its own random stream (`Scheduler._decode_drafted`). So drafts
+change the speed, never the text.
 
 Whether drafts pay is measured while a text is generated: the time of calls of each size, the time
 of drafting, and the acceptance rate of each kind of draft. No call is made that could lose more

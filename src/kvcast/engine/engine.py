@@ -1,7 +1,7 @@
 """The engine: one thread that owns a model and its scheduler, and serves many callers.
 
-Clients leave messages; the thread takes them between two steps. So only this thread touches rows
-and caches.
+Clients post messages, which the thread handles between steps, so no other thread touches rows or
+caches.
 """
 
 import logging

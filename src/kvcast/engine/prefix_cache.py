@@ -71,7 +71,7 @@ class PrefixCache:
         return [int(n) for n in np.minimum(first_r, self._lengths_r)]
 
     def row_for(self, tokens_s: Int64, free: Sequence[int]) -> int:
-        """Return the free row that a sequence mostly continues, else the least recently used."""
+        """Return the free row that a sequence mostly continues, else evict the oldest (LRU)."""
         common = self.common(tokens_s)
         best = max(free, key=lambda row: common[row])
         return best if 2 * common[best] > self._lengths_r[best] else free[0]

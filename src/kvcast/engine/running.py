@@ -16,7 +16,7 @@ from kvcast.runtimes.base import Float32, Int64
 class Admission:
     def __init__(self, rows: int, slots: int, prefixes: PrefixCache | None = None) -> None:
         self._prefixes = prefixes
-        self._free = list(range(rows))  # the longest free first
+        self._free = list(range(rows))  # the least recently used first
         self._unread = list(range(slots))  # slots that no request reads, the longest unread first
         self._readers = [0] * slots
         self._inputs: dict[int, Input] = {}

@@ -249,7 +249,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        """Whether another request may run: always one, so that callers without requests can end."""
+        """Always true while no request runs, so that callers without requests can finish."""
         running = len(self._admitted) + len(self._prefilling) + len(self._decoding)
         return not running or (self._admission.has_free_rows and running < self._most)
 

@@ -165,7 +165,7 @@ class CausalEncoder(AudioEncoder):
         return write.linear(fed, f"{block}.down", (width, inner), bias=True, residual=x)
 
     def project_embeddings(self, write: ProgramWriter, x: Node) -> Node:
-        """[batch, 1, t / joined, output]."""
+        """Project [batch, t, width] to the decoder's embeddings [batch, 1, t / joined, output]."""
         output, activation = self.output, self.projector_activation
         normed = write.rms_norm(x, "encoder.norm", self.width, self.epsilon)
         joined = write.step("flatten", write.step("unflatten", normed, 1, [-1, self.joined]), 2, 3)

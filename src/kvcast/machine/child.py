@@ -156,7 +156,10 @@ def _one_line(error: Exception) -> str:
 
 
 def serve() -> None:
-    """Answer requests, the first of which is the object; libraries print to standard error."""
+    """Answer pickled requests: first the object, then calls of its methods.
+
+    Standard output becomes standard error, so that libraries cannot corrupt the answers.
+    """
     served: Any = None
     requests: Any = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")

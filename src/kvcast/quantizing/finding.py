@@ -241,7 +241,7 @@ _STYLE = (
 
 
 def table(found: Found) -> Iterator[str]:
-    """Flips, megabytes and milliseconds of each point, the largest first."""
+    """Yield lines with flips, size and milliseconds a token of each point, the largest first."""
     cells = [
         [
             f"{point.flips:.2%}",

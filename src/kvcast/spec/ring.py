@@ -4,7 +4,8 @@ A cache layer keeps position p in slot p mod capacity, so a sliding-window layer
 per position of the window, however long the text is. Positions are absolute, and all else follows
 from them: the contents of slots from the number of positions that a row has seen, and masks from
 the positions of queries and keys. There is no other state, so none can be stale.
-The arrays are in `kvcast.runtimes.memory`.
+This is the reference, which views and tests use: `kvcast.runtimes.memory` has the arrays and their
+slots, and each runtime's attention has the masks.
 
 A worked example: three prompts of 4, 1 and 3 tokens (rows a, b and c), a window of 3, chunks of 2,
 then five new tokens each. `a3` is position 3 of row a, `.` an empty slot. A ring of 3 slots after

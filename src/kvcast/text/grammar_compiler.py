@@ -42,7 +42,7 @@ _FOR_TIME = -27  # SIGPROF
 
 
 class FullError(KvcastError):
-    """A grammar is not tried: too many wait, or the program ends."""
+    """A grammar is not compiled: the queue is full, or the process is exiting."""
 
 
 @dataclass(order=True)

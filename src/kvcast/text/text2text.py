@@ -156,7 +156,7 @@ class EncodedSourceModel(SourceTextModel):
 
     @override
     def understood(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> PromptParams:
-        """As `SourceTextModel`; UsageError where a text needs a language."""
+        """As `SourceTextModel`; UsageError if a target language is needed and not given."""
         understood = super().understood(prompt, params)
         languages = self.tokenizer.languages
         is_known = languages is None or languages.place == "target" or self._begins(understood)

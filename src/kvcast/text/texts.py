@@ -74,7 +74,7 @@ Alternatives: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """In seconds from the call."""
+    """Latency of a text, in seconds from the call, and its throughput."""
 
     first_token: float  # with beams: the first of each beam
     seconds: float

@@ -162,7 +162,7 @@ class WordPieceStream(TextStream):
         return ""
 
     def _is_apart(self, text: str, closed: bool) -> bool:
-        """Whether a space goes before a text; `closed`: only after a punctuation mark."""
+        """Whether a space precedes `text`; if `closed`, one does only after a punctuation mark."""
         before = self._end[-1:]
         if not before or before in _NO_SPACE_AFTER:
             return False

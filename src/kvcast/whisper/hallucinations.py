@@ -1,6 +1,7 @@
 """Word times of successive windows, and text that was hallucinated in silence.
 
-Follows `hallucination_silence_threshold` in openai/whisper's transcribe.py.
+Follows `hallucination_silence_threshold` in openai/whisper's transcribe.py. Temperature fallback is
+in `long_form.py`.
 """
 
 from collections.abc import Callable, Sequence

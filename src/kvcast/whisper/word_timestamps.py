@@ -1,6 +1,7 @@
 """Segments and words of a window's tokens, with their times, as in openai/whisper.
 
-Segments are cut and windows advance by the rules of `transcribe` in its transcribe.py.
+Segments are cut and windows advance by the rules of `transcribe` in its transcribe.py. Dynamic time
+warping (DTW) is in `kvcast.runtimes.alignment` and in the native library.
 """
 
 import string

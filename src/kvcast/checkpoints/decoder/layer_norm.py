@@ -150,7 +150,7 @@ def restate_falcon(fields: Fields) -> dict[str, Any]:
 
 
 def falcon(fields: Fields) -> dict[str, Any]:
-    """Falcon's newer architecture may have a norm before each of two blocks."""
+    """Falcon's new decoder architecture may normalize attention and MLP separately."""
     if fields.flag("alibi"):
         raise fields.error("alibi must be false: such positions are not supported")
     newer, parallel = fields.flag("new_decoder_architecture"), fields.flag("parallel_attn")

@@ -9,7 +9,7 @@ The layout, little-endian, from ggml's docs/gguf.md; a string is a u64 length, t
 
 The gguf library's reader is not used because it trusts the header's counts and lengths, and makes
 several arrays for each token of a vocabulary. Here, they are checked against the file before
-anything is allocated. Its dequantization is used to read arrays; kernels read rows in place.
+anything is allocated. `dequantize.py` reads arrays, `reader.py` models; kernels read rows in place.
 """
 
 import math

@@ -301,7 +301,7 @@ def norms_of_ones(
 def second_norm_first(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
-    """Of two norms of a block, the second in files is attention's."""
+    """Rename a block's norms if it has two: attn_norm_2 is attention's, attn_norm the MLP's."""
     if dimensions.shared_norm:
         return dict(stored)
     usual = {".attn_norm_2.": ".attn_norm.", ".attn_norm.": ".ffn_norm."}

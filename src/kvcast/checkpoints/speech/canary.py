@@ -197,7 +197,7 @@ def canary_dimensions(config: Mapping[str, Any], label: str) -> CanaryDimensions
 
 
 def _before(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """As in transformers, the token that starts texts comes first, once."""
+    """Return the decoder prompt's first tokens: the start token, once, as in transformers."""
     kind = _KINDS[config["model_type"]]
     told: dict[str, Any] = {START: kind.start, "bos_token_id": 4}
     for fields in (config, generation_fields(folder)):

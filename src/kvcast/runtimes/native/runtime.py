@@ -1,4 +1,4 @@
-"""Bundles on kvcast's interpreter, without torch: a program call is one call of a library.
+"""Runs bundles on kvcast's interpreter, without torch: one call of the library a program call.
 
 Matrices are packed for the processor when a bundle is opened. A call's plan is built once for its
 sizes and cache addresses; plans of steps are cached.

@@ -190,7 +190,7 @@ def _held(trial: ForeignTrial, text: Text) -> Iterator[int]:
 
 
 def _differing(work: StepWork) -> list[str]:
-    """Name operators whose bytes per position differ between profile and graph."""
+    """Return the graph's operators whose bytes per position differ from the profile's."""
     profiled = {each.operator: each.per_position for each in work.measured or ()}
     return [m.operator for m in work.moved if profiled.get(m.operator) != m.per_position]
 
