@@ -63,10 +63,11 @@ def test_products_of_the_encoders_states_are_int8_as_in_an_int4_bundles_encode(p
     write_bundle(checkpoint_of(programs), "onnx", BundlePrecision(quantize="int4"), tmp_path)
     graph = ir.load(tmp_path / "onnx" / "decode.onnx").graph
     (states,) = (value for value in graph.inputs if value.name == STATES)
-    kinds = Counter(use.node.op_type for use in states.uses())
-    del kinds["Shape"]
-    # Each product takes the states' largest magnitudes, and divides by them.
-    assert kinds == dict.fromkeys(("Abs", "Div"), programs.dimensions.decoder_layers)
+    assert {use.node.op_type for use in states.uses()} == {"Abs", "Div", "Shape"}
+    [scaled] = [use.node.outputs[0] for use in states.uses() if use.node.op_type == "Div"]
+    [quantized] = [use.node.outputs[0] for use in scaled.uses()]
+    products = [use.node.op_type for use in quantized.uses()]
+    assert products == ["MatMulIntegerToFloat"] * programs.dimensions.decoder_layers
     count = Counter(node.op_type for node in graph)
     # A small one adds the least values of blocks to each int4 product, of which the head is none.
     assert count["MatMul"] == count["MatMulNBits"] - 1 > 0
