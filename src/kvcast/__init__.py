@@ -91,3 +91,8 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names as well, for tab completion and `help`; nothing is imported."""
+    return sorted({*globals(), *__all__})

@@ -97,7 +97,7 @@ def test_json_is_one_line_that_the_published_schema_accepts():
 
 
 def test_the_schema_names_exactly_the_fields_that_are_written():
-    document = TRANSCRIPT.document()
+    document = TRANSCRIPT.to_dict()
     assert list(document) == list(SCHEMA["properties"]) == SCHEMA["required"]
     segment = SCHEMA["$defs"]["segment"]
     assert list(document["segments"][0]) == list(segment["properties"]) == segment["required"]

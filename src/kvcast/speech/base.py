@@ -34,7 +34,7 @@ from kvcast.speech.abilities import Abilities, LanguageSource
 from kvcast.speech.live import LiveTranscription, LiveWindow
 from kvcast.speech.params import SPLIT, LiveParams, TranscribeParams
 from kvcast.speech.recordings import live_voice_detector, open_recording, voice_detector
-from kvcast.speech.transcription import Plan, ServedRecording, Transcription
+from kvcast.speech.transcription import Plan, SegmentStream, ServedRecording, Transcription
 from kvcast.transcripts.segments import Segment
 
 AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
@@ -52,8 +52,8 @@ def by_channel(
     )
 
 
-class ChannelTranscription(Iterator[Segment]):
-    """Segments of all channels of one recording, by their starts; see `Transcription`."""
+class ChannelTranscription(SegmentStream):
+    """Segments of all channels of one recording, by their starts."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class ChannelTranscription(Iterator[Segment]):
         with_words: bool,
     ) -> None:
         """Prepare; nothing is opened or decoded yet. `begin` takes a channel's number, from 0."""
+        super().__init__()
         self._opening, self._begin, self._with_words = opening, begin, with_words
         self._close = ExitStack()
         self._channels: list[Transcription] = []
-        self._segments: Iterator[Segment] | None = None
-        self._taken = 0
+        self._merged: Iterator[Segment] | None = None
         self.before_opening: Callable[[], None] = lambda: None
 
     def open(self) -> Self:
@@ -81,59 +81,57 @@ class ChannelTranscription(Iterator[Segment]):
                     transcription = opened.enter_context(self._begin(audio, channel))
                     self._channels.append(transcription.open())
                 self._close = opened.pop_all()
-            self._segments = heapq.merge(
+            self._merged = heapq.merge(
                 *(_labelled(part, number) for number, part in enumerate(self._channels, start=1)),
                 key=attrgetter("start"),
             )
         return self
 
     @property
+    @override
     def language(self) -> str:
         """Language code of the first channel; each segment has its `language`."""
         return self.open()._channels[0].language
 
     @property
+    @override
     def duration(self) -> float:
         return self.open()._channels[0].duration
 
     @property
+    @override
     def notices(self) -> tuple[str, ...]:
         """Notices for the user, one line each; about the file only once."""
         every = (notice for channel in self.open()._channels for notice in channel.notices)
         return tuple(dict.fromkeys(every))
 
     @property
+    @override
     def skipped(self) -> tuple[Part, ...] | None:
         """Parts that were left out because nobody speaks on any channel; None without `vad`."""
         skipped = [channel.skipped for channel in self.open()._channels]
         return reduce(lambda a, b: None if a is None or b is None else common(a, b), skipped)
 
     @property
+    @override
     def draft(self) -> DraftCounts | None:
-        """Counts of drafted tokens in finished windows; None without `draft`."""
         counts = [channel.draft for channel in self.open()._channels]
         return DraftCounts.total([c for c in counts if c is not None]) if any(counts) else None
 
     @override
-    def __next__(self) -> Segment:
-        if self._segments is None:
+    def decode_next(self) -> Segment | None:
+        if self._merged is None:
             self.open()
-        assert self._segments is not None
-        if (segment := next(self._segments, None)) is None:
+        assert self._merged is not None
+        if (segment := next(self._merged, None)) is None:
             self.close()
-            raise StopIteration
-        self._taken += 1
+            return None
         words = segment.words if self._with_words else None
-        return replace(segment, id=self._taken - 1, words=words)
+        return replace(segment, id=len(self._decoded), words=words)
 
+    @override
     def close(self) -> None:
         self._close.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _labelled(transcription: Transcription, channel: int) -> Iterator[Segment]:

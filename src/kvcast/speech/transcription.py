@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from typing_extensions import override
@@ -17,7 +19,9 @@ from kvcast.engine.jobs import Job
 from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
+from kvcast.options import keywords_of
 from kvcast.speech.params import TranscribeParams
+from kvcast.transcripts.params import SubtitleParams
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, Transcript, placed
 
 RecordingT = TypeVar("RecordingT", bound=RecordedAudio, contravariant=True)
@@ -199,11 +203,112 @@ class RecordingCaller(PolicyCaller):
         self.start(part.decode())
 
 
-class Transcription(RecordingCaller, Iterator[Segment]):
-    """Segments of one recording, decoded while they are taken; can be taken once.
+class SegmentStream(Iterator[Segment]):
+    """A recording's segments, decoded when they are first needed.
 
-    The scheduler decodes other recordings meanwhile.
+    `for` begins with the first segment each time; `next` takes the one after the last that was
+    decoded. `segments`, `text` and the formats decode the rest first.
     """
+
+    def __init__(self) -> None:
+        self._decoded: list[Segment] = []
+        self._transcript: Transcript | None = None
+
+    @property
+    @abstractmethod
+    def language(self) -> str:
+        """Code of the recording's language."""
+
+    @property
+    @abstractmethod
+    def duration(self) -> float:
+        """Seconds of the whole recording."""
+
+    @property
+    @abstractmethod
+    def notices(self) -> tuple[str, ...]:
+        """Notices for the user, one line each."""
+
+    @property
+    @abstractmethod
+    def skipped(self) -> tuple[Part, ...] | None:
+        """Parts that were left out because they are no speech; None without `vad`."""
+
+    @property
+    @abstractmethod
+    def draft(self) -> DraftCounts | None:
+        """Counts of drafted tokens in finished windows; None without `draft`."""
+
+    @abstractmethod
+    def decode_next(self) -> Segment | None:
+        """Decode until the next segment is complete; None after the last."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop, and release the recording."""
+
+    @override
+    def __next__(self) -> Segment:
+        if (segment := self.decode_next()) is None:
+            raise StopIteration
+        self._decoded.append(segment)
+        return segment
+
+    @override
+    def __iter__(self) -> Iterator[Segment]:
+        for taken in count():
+            if taken == len(self._decoded) and next(self, None) is None:
+                return
+            yield self._decoded[taken]
+
+    @property
+    def transcript(self) -> Transcript:
+        """The complete transcript."""
+        if self._transcript is None:
+            self._transcript = Transcript.of(self, tuple(self))
+        return self._transcript
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.transcript.segments
+
+    @property
+    def text(self) -> str:
+        """The text of all segments."""
+        return self.transcript.text
+
+    @keywords_of(SubtitleParams)
+    def to_srt(self, params: SubtitleParams) -> str:
+        """Return SubRip subtitles."""
+        return self.transcript.rendered("srt", params)
+
+    @keywords_of(SubtitleParams)
+    def to_vtt(self, params: SubtitleParams) -> str:
+        """Return WebVTT subtitles."""
+        return self.transcript.rendered("vtt", params)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists and scalars; see `Transcript.to_dict`."""
+        return self.transcript.to_dict()
+
+    @keywords_of(SubtitleParams)
+    def save(self, path: str | Path, params: SubtitleParams) -> None:
+        """Write a file in the format that its name's extension says; see `Transcript.save`."""
+        self.transcript.write(path, params)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self._decoded)} segments decoded>"
+
+
+class Transcription(RecordingCaller, SegmentStream):
+    """Segments of one recording; the scheduler decodes others meanwhile."""
 
     def __init__(
         self,
@@ -219,8 +324,11 @@ class Transcription(RecordingCaller, Iterator[Segment]):
 
         `opening` is called once at most. Recordings of lower `priority` are decoded first.
         """
+        SegmentStream.__init__(self)
         together = params.batch or 1
-        super().__init__(opening, plan, params=params, together=together, notices=notices)
+        RecordingCaller.__init__(
+            self, opening, plan, params=params, together=together, notices=notices
+        )
         self.priority = priority
         self._scheduler = scheduler
         scheduler.add(self)
@@ -231,6 +339,7 @@ class Transcription(RecordingCaller, Iterator[Segment]):
         return self
 
     @property
+    @override
     def language(self) -> str:
         """Code of the language: the given one, or else detected in the first 30 seconds."""
         while (language := self._plan.language) is None:
@@ -241,11 +350,11 @@ class Transcription(RecordingCaller, Iterator[Segment]):
             self._scheduler.step()
         return language
 
-    def __next__(self) -> Segment:
-        """Decode until the next segment is complete."""
+    @override
+    def decode_next(self) -> Segment | None:
         while (segment := self.take_segment()) is None:
             if self._closed:
-                raise StopIteration
+                return None
             try:
                 self._scheduler.step()
             except BaseException:
@@ -257,12 +366,6 @@ class Transcription(RecordingCaller, Iterator[Segment]):
     def close(self) -> None:
         self._scheduler.remove(self)
         self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ServedRecording(RecordingCaller, JobCaller):

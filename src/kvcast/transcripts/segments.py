@@ -5,14 +5,18 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvcast.errors import UsageError
+from kvcast.options import keywords_of
+from kvcast.saving import save
+from kvcast.transcripts.params import SubtitleParams
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part, Timeline
     from kvcast.decoding.speculative_decoding import DraftCounts
-    from kvcast.speech.base import AnyTranscription
+    from kvcast.speech.transcription import SegmentStream
 
 
 FRAMES_PER_SECOND = 100
@@ -83,8 +87,47 @@ class Transcript:
     skipped: "tuple[Part, ...] | None" = None  # parts without speech; None without `vad`
     draft: "DraftCounts | None" = None
 
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments).strip()
+
+    @keywords_of(SubtitleParams)
+    def to_srt(self, params: SubtitleParams) -> str:
+        """Return SubRip subtitles."""
+        return self.rendered("srt", params)
+
+    @keywords_of(SubtitleParams)
+    def to_vtt(self, params: SubtitleParams) -> str:
+        """Return WebVTT subtitles."""
+        return self.rendered("vtt", params)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists and scalars, with the fields of docs/json.md."""
+        from kvcast.transcripts.writers import transcript_fields
+
+        return transcript_fields(self)
+
+    @keywords_of(SubtitleParams)
+    def save(self, path: str | Path, params: SubtitleParams) -> None:
+        """Write a .txt, .srt, .vtt, .ass, .lrc, .tsv or .json file, by the name's extension.
+
+        Raises UsageError for another extension, InputOutputError if it cannot be written.
+        """
+        self.write(path, params)
+
+    def write(self, path: str | Path, params: SubtitleParams) -> None:
+        from kvcast.transcripts.writers import format_of
+
+        save(Path(path), self.rendered(format_of(path), params))
+
+    def rendered(self, name: str, params: SubtitleParams) -> str:
+        """Return the transcript in the format `name`, a key of `writers.EXTENSIONS`."""
+        from kvcast.transcripts.writers import render
+
+        return render(name, self, params)
+
     @classmethod
-    def of(cls, transcription: "AnyTranscription", segments: Sequence[Segment]) -> "Transcript":
+    def of(cls, transcription: "SegmentStream", segments: Sequence[Segment]) -> "Transcript":
         """Return the transcript of a transcription whose segments, all of them, were taken."""
         return cls(
             segments=tuple(segments),

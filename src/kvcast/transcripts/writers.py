@@ -9,8 +9,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from kvcast.errors import UsageError
 from kvcast.transcripts.params import SubtitleParams
 from kvcast.transcripts.segments import Segment, Transcript, Word
 from kvcast.transcripts.subtitles import (
@@ -38,7 +42,8 @@ class TranscriptDocument(Transcript):
     runtime: str
     task: str
 
-    def document(self) -> dict[str, Any]:
+    @override
+    def to_dict(self) -> dict[str, Any]:
         """Return the content of the JSON format, as plain dictionaries, lists and scalars."""
         return {
             "format": JSON_FORMAT,
@@ -47,16 +52,21 @@ class TranscriptDocument(Transcript):
             "model": self.model,
             "runtime": self.runtime,
             "task": self.task,
-            "language": self.language,
-            "duration": json_number(self.duration),
-            "text": "".join(segment.text for segment in self.segments).strip(),
-            "segments": [_segment_fields(segment) for segment in self.segments],
-            "skipped": None
-            if self.skipped is None
-            else [_part_fields(part) for part in self.skipped],
-            "draft": draft_fields(self.draft),
-            "notices": list(self.notices),
+            **super().to_dict(),
         }
+
+
+def transcript_fields(transcript: Transcript) -> dict[str, Any]:
+    skipped = transcript.skipped
+    return {
+        "language": transcript.language,
+        "duration": json_number(transcript.duration),
+        "text": transcript.text,
+        "segments": [_segment_fields(segment) for segment in transcript.segments],
+        "skipped": None if skipped is None else [_part_fields(part) for part in skipped],
+        "draft": draft_fields(transcript.draft),
+        "notices": list(transcript.notices),
+    }
 
 
 def write_text(segments: Iterable[Segment]) -> Iterator[str]:
@@ -88,16 +98,24 @@ EXTENSIONS = {"text": "txt"} | {name: name for name in ("srt", "vtt", "ass", "lr
 SUBTITLES = frozenset({"srt", "vtt", "ass", "lrc"})  # shaped by `SubtitleParams`
 
 
-def render(
-    name: str, transcript: TranscriptDocument, subtitles: SubtitleParams = AS_SEGMENTS
-) -> str:
+def format_of(path: str | Path) -> str:
+    """Return the key of EXTENSIONS that a file's name ends with; raises UsageError."""
+    ending = Path(path).suffix.lower().removeprefix(".")
+    for name, extension in EXTENSIONS.items():
+        if extension == ending:
+            return name
+    known = ", ".join(f".{extension}" for extension in EXTENSIONS.values())
+    raise UsageError(f"{path} has none of these extensions, which choose the format: {known}")
+
+
+def render(name: str, transcript: Transcript, subtitles: SubtitleParams = AS_SEGMENTS) -> str:
     """Return a finished transcript in the format `name`, a key of EXTENSIONS.
 
     A source's name that is not valid UTF-8 keeps its surrogate escapes: encode JSON with
     errors="backslashreplace", which its readers undo.
     """
     if name == "json":
-        return json.dumps(transcript.document(), ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(transcript.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
     return "".join(STREAMED[name](transcript.segments, subtitles))
 
 

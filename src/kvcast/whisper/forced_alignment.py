@@ -15,7 +15,7 @@ from kvcast.audio.features import MelWindows
 from kvcast.engine.callers import Policy
 from kvcast.errors import UsageError
 from kvcast.speech.params import TranscribeParams
-from kvcast.transcripts.segments import Segment, Word, compression_ratio
+from kvcast.transcripts.segments import Segment, Transcript, Word, compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
 from kvcast.whisper.requests import Features
@@ -37,13 +37,8 @@ _DOUBTFUL = 0.5  # share of the text that must be recognized verbatim
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alignment:
+class Alignment(Transcript):
     """A text with its times; each of its lines is a segment with words."""
-
-    segments: tuple[Segment, ...]
-    language: str
-    duration: float
-    notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
