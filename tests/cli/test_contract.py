@@ -138,6 +138,16 @@ def test_help_and_drawing_import_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
+def test_dir_names_the_public_api_and_imports_nothing():
+    program = (
+        "import sys, kvcast\n"
+        "assert {*kvcast.__all__} <= {*dir(kvcast)}\n"
+        "assert 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_opening_a_model_imports_only_what_opening_needs():
     program = (
         "import sys, kvcast\nkvcast.load('demo', threads=1)\n"

@@ -390,6 +390,22 @@ def test_turns_become_tokens_that_are_a_prompt():
     )
 
 
+def test_chat_answers_messages_as_generate_does_their_tokens():
+    model = speaking("s.be kind!u.hello!a.", "hi")
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    assert model.chat(messages).text == "hi"
+    assert model.chat(messages[1:], system="be kind").text == "hi"
+    best, _ = model.chat(messages, beam=2, n=2)
+    assert best.text == "hi"
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_messages_as_a_prompt_are_refused_with_the_way_to_ask(several: bool):
+    message = {"role": "user", "content": "hello"}
+    prompt = [message] if several else message
+    refused(lambda: text_model().generate(prompt), "messages are answered by model.chat(messages)")
+
+
 def test_a_model_without_a_template_cannot_chat():
     with pytest.raises(KvcastError, match="no chat template"):
         text_model(chat=False).generate("hello", chat=True)

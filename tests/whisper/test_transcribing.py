@@ -1,5 +1,6 @@
 """A real model from an audio file to segments: fallback, streaming, languages."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from kit.marks import slow, soak
 from kit.recordings import EXAMPLE, Load, Samples, told
 from kit.scripted_whisper import scripted_translator
+from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.whisper.model import WhisperModel
 
@@ -102,6 +104,29 @@ def test_segments_come_before_later_windows_are_decoded(model, recordings):
     assert later.start >= first.end
     segments.close()
     assert runtime.encoded == 2
+
+
+def test_a_transcription_is_text_subtitles_and_files_and_begins_anew(model, recordings, tmp_path):
+    transcription = model.transcribe(recordings["example"], temperature=0.0, clip_end=4.0)
+    assert repr(transcription) == "<Transcription: 0 segments decoded>"
+    text = transcription.text
+    assert text
+    assert text == "".join(segment.text for segment in transcription).strip()
+    assert list(transcription) == list(transcription.segments)
+    assert repr(transcription) == f"<Transcription: {len(transcription.segments)} segments decoded>"
+    assert transcription.to_srt().startswith("1\n00:00:00,000 --> ")
+    assert transcription.to_vtt().startswith("WEBVTT\n")
+    assert transcription.to_dict()["text"] == text
+    for name in ("talk.srt", "talk.JSON", "talk.txt"):
+        transcription.save(tmp_path / name)
+    assert (tmp_path / "talk.srt").read_text() == transcription.to_srt()
+    assert json.loads((tmp_path / "talk.JSON").read_text()) == transcription.to_dict()
+    assert "".join((tmp_path / "talk.txt").read_text().split()) == "".join(text.split())
+    with pytest.raises(UsageError, match=r"talk.docx has none of these extensions.*\.srt"):
+        transcription.save(tmp_path / "talk.docx")
+    with pytest.raises(TypeError, match="unknown"):
+        transcription.to_srt(unknown=1)
+    assert repr(model) == "<WhisperModel: Whisper, English, NativeEncoderDecoder>"
 
 
 def test_a_path_and_its_samples_give_the_same(model, recordings):

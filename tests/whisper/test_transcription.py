@@ -80,20 +80,23 @@ def test_a_single_attempt_is_never_rejected():
 def test_the_recording_is_released_after_the_last_segment():
     windows = NumberedWindows(6000)
     transcribed = transcription(ScriptedDecoder([]), windows)
-    next(transcribed)
+    first = next(transcribed)
     assert not windows.closed
-    assert len(list(transcribed)) == 1
+    both = list(transcribed)
+    assert both[0] is first
+    assert len(both) == 2
     assert windows.closed
-    assert list(transcribed) == []
+    assert list(transcribed) == list(transcribed.segments) == both
 
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_closing_early_releases_the_recording_and_ends_the_segments(taken: int):
     windows = NumberedWindows(6000)
     with transcription(ScriptedDecoder([]), windows) as transcribed:
-        assert len(list(islice(transcribed, taken))) == taken
+        begun = list(islice(transcribed, taken))
+        assert len(begun) == taken
     assert windows.closed
-    assert list(transcribed) == []
+    assert list(transcribed) == begun
 
 
 def test_a_failure_while_decoding_releases_the_recording():

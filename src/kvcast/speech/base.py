@@ -156,6 +156,12 @@ class TranscriptionModel(ABC):
     runtime: EncoderDecoder
     dimensions: Any
 
+    @override
+    def __repr__(self) -> str:
+        spoken = "English" if self.languages == ("en",) else f"{len(self.languages)} languages"
+        title, runtime = family_with(self.dimensions).title, type(self.runtime).__name__
+        return f"<{type(self).__name__}: {title}, {spoken}, {runtime}>"
+
     @property
     @abstractmethod
     def abilities(self) -> Abilities:

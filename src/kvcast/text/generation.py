@@ -1,7 +1,7 @@
 """Generates texts after prompts of token ids, for every family: requests in, texts out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -61,6 +61,8 @@ class Limits:
 
     def ids(self, prompt: Sequence[int]) -> Int64:
         """Return a user's token ids; raises UsageError if they exceed the vocabulary."""
+        if isinstance(prompt, Mapping):
+            raise UsageError("messages are answered by model.chat(messages), which takes a list")
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise UsageError("a prompt is text, or a sequence of token ids")

@@ -20,6 +20,7 @@ from kvcast.engine.requests import Prefix, Prompt, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.table import family_with
 from kvcast.options import keywords_of
 from kvcast.runtimes.base import Int64, Runtime, exclusive
 from kvcast.text.generation import (
@@ -52,12 +53,18 @@ class TextGenerator(ABC):
     """A model that turns prompts into texts, with its tokenizer."""
 
     task: ClassVar[Literal["generate"]] = "generate"
+    dimensions: Any
 
     def __init__(self, generation: GenerationTask) -> None:
         self.runtime = generation.runtime
         self.tokenizer = generation.tokenizer
         self.generation = generation
         self._limits = generation.limits
+
+    @override
+    def __repr__(self) -> str:
+        title, runtime = family_with(self.dimensions).title, type(self.runtime).__name__
+        return f"<{type(self).__name__}: {title}, {self._limits.vocabulary} tokens, {runtime}>"
 
     @property
     def defaults(self) -> GenerationDefaults:
@@ -232,7 +239,7 @@ def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> lis
 
 
 def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:
-    return isinstance(prompt, str) or (
+    return isinstance(prompt, (str, Mapping)) or (
         len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
     )
 
@@ -311,6 +318,25 @@ class TextModel(TextGenerator):
         there is no template, or it refuses the conversation or fails.
         """
         return self._limits.known(self.tokenizer.encode_chat(messages, tools))
+
+    @keywords_of(PromptParams, completed)
+    def chat(
+        self, messages: Sequence[Message], params: PromptParams
+    ) -> TextGeneration | list[TextGeneration]:
+        """Answer a conversation through the model's chat template; a list of texts if `n` > 1.
+
+        Raises the errors of `chat_tokens` and `generate`.
+
+        Args:
+            messages: in the format of OpenAI's chat completions.
+            params: given as keywords; a `system` message precedes the others.
+
+        """
+        if params.system is not None:
+            messages = [{"role": "system", "content": params.system}, *messages]
+        tokens = self.chat_tokens(messages)
+        [texts] = self._each([tokens.tolist()], replace(params, chat=False, system=None))
+        return texts if params.n > 1 else texts[0]
 
     @override
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:

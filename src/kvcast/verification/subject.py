@@ -115,7 +115,7 @@ def open_subject(
     alone = replace(params, adapter=()) if against is not None else params
     opened = open_model(model, alone)
     manifest = _manifest(opened)
-    dimensions: Any = opened.model.dimensions  # type: ignore[union-attr]
+    dimensions: Any = opened.model.dimensions
     place = locate(against or model, params.on_phase)
     checkpoint = None
     if against is not None or not _is_bundle(model):
