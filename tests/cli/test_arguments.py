@@ -184,6 +184,7 @@ def test_times_are_read_as_players_show_them(words: str, seconds: float | None, 
         ("transcribe", "-- --device cpu", "-- --device cpu"),
         ("export", "--device cuda", "--device cuda"),
         ("generate", "--n-predict 5 --temp 0.7", "--max-new-tokens 5 --temperature 0.7"),
+        ("generate", "-p Hello -n 5", "Hello --max-new-tokens 5"),
         ("serve", "a --parallel 4 --max-num-seqs=8", "a --rows 4 --rows 8"),
     ],
 )

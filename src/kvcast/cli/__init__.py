@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 *_OTHERS, _LAST = (runtime.title for runtime in RUNTIMES.values())
 DESCRIPTION = (
-    "Turn recordings into text with Whisper models, and continue text with language models, "
+    "Turn recordings into text with speech models, and generate text with language models, "
     f"on {', '.join(_OTHERS)} or {_LAST}."
 )
 

@@ -78,6 +78,15 @@ def _renamed(ours: str, divisor: int = 1) -> _Translation:
     return _Translation(words)
 
 
+def _positional(content: str) -> _Translation:
+    def words(name: str, value: str | None) -> Sequence[str]:
+        if value is None:
+            raise UsageError(f"{name} needs a value: {content}")
+        return [value]
+
+    return _Translation(words)
+
+
 def _switch(*ours: str) -> _Translation:
     return _one_of({"": ours, "true": ours, "false": ()}, "give True or False")
 
@@ -142,6 +151,8 @@ _ALIGN_AND_DETECT: Mapping[str, _Translation] = {
 
 _TEXT: Mapping[str, _Translation] = {
     # llama.cpp
+    "-p": _positional("the prompt"),
+    "-n": _renamed("--max-new-tokens"),
     "--n-predict": _renamed("--max-new-tokens"),
     "--predict": _renamed("--max-new-tokens"),
     "--temp": _renamed("--temperature"),
