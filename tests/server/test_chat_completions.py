@@ -334,6 +334,10 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI):
     assert missing.value.param == "model"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nope")
+    with pytest.raises(openai.NotFoundError, match=r"--alias gpt-4o-mini=\w+") as usual:
+        client.chat.completions.create(model="gpt-4o-mini", messages=HELLO)
+    own = usual.value.message.rpartition("=")[2]
+    assert client.models.retrieve(own.rstrip("'}")).id == own
 
 
 def test_a_client_that_leaves_frees_its_row(server: Server, client: openai.OpenAI):

@@ -143,7 +143,7 @@ WRONG = {
     "the following arguments are required": [],
     "named twice": ["demo-t5", "demo-t5"],
     "not one of the models": ["demo-t5", "--alias", "a=demo"],
-    "must be NAME=MODEL": ["demo-t5", "--alias", "a"],
+    "must be NAME=MODEL or auto": ["demo-t5", "--alias", "a"],
     "the name demo-t5": ["demo-t5", "demo-unilm", "--alias", "demo-t5=demo-unilm"],
     "rows": ["demo-t5", "--rows", "0"],
     "port": ["demo-t5", "--port", "70000"],

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from kit.dimensions import MARIAN, ROFORMER, SMALL_T5
 from kit.letters import LetterTokenizer
 from kit.text_models import model, saying
-from kvcast.server.model_registry import Served
+from kvcast.server.model_registry import Served, with_usual_names
 from kvcast.server.prompts import keywords
 from kvcast.server.request_models import CompletionRequest
 from kvcast.text.params import GenerationDefaults
@@ -443,3 +443,16 @@ def test_metrics_and_status_count_requests_and_tokens(server: Server, client: op
     assert total in metrics
     assert 'vllm:time_to_first_token_seconds_count{model_name="world"}' in metrics
     assert 'path="/v1/chat/completions",status="200"' in metrics
+
+
+def test_the_first_model_of_a_kind_gets_the_usual_names_that_are_free():
+    engines = [SimpleNamespace(model=SimpleNamespace()) for _ in range(4)]
+    own = [("a", "chat"), ("b", "chat"), ("whisper-1", "speech"), ("c", "speech")]
+    served = [
+        Served(name=name, engine=engine, kind=kind)
+        for engine, (name, kind) in zip(engines, own, strict=True)
+    ]
+    named = {each.name: each.engine for each in with_usual_names(served)}
+    assert named["gpt-4o-mini"] is named["gpt-3.5-turbo"] is named["a"] is engines[0]
+    assert named["whisper-1"] is named["gpt-4o-transcribe"] is engines[2]
+    assert named["c"] is engines[3]

@@ -38,6 +38,9 @@ exit codes:
 """
 
 
+_AUTO = "auto"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
@@ -55,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_alias,
         metavar="NAME=MODEL",
-        help="another name for a model, such as whisper-1=demo; may be repeated",
+        help="another name for a model, such as whisper-1=demo; may be repeated; auto gives "
+        "OpenAI's usual names, such as whisper-1 and gpt-4o-mini, to the first model of their kind",
     )
     add_options(under, ServeParams)
     add_options(under, LoadParams)
@@ -77,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _alias(word: str) -> tuple[str, str]:
     name, _, model = word.partition("=")
-    if not name or not model:
-        raise argparse.ArgumentTypeError(f"must be NAME=MODEL, not {word!r}")
+    if word != _AUTO and not (name and model):
+        raise argparse.ArgumentTypeError(f"must be NAME=MODEL or {_AUTO}, not {word!r}")
     return name, model
 
 
@@ -138,7 +142,7 @@ def _serve_from_cluster(
 
 def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
     from kvcast.engine import Engine
-    from kvcast.server.model_registry import Models, Opener, Served, kind_of
+    from kvcast.server.model_registry import Models, Opener, Served, kind_of, with_usual_names
 
     names = _names(args.models, args.alias)
     watcher = progress(quiet=args.quiet)
@@ -161,6 +165,8 @@ def _opened(args: argparse.Namespace, params: ServeParams) -> "Models":
         openers[engine] = functools.partial(engine_of, model, progress(quiet=True))
         kind = kind_of(engine.model)
         served += [Served(name=name, engine=engine, kind=kind) for name in called]
+    if (_AUTO, "") in args.alias:
+        served = with_usual_names(served)
     return Models(served, openers)
 
 
@@ -177,6 +183,8 @@ def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[
     if len(names) < len(models):
         raise UsageError("a model is named twice: name it once, and give it an --alias")
     for alias, model in aliases:
+        if not model:
+            continue  # `_AUTO` needs the models' kinds
         owner = next((key for key, called in names.items() if model in (key, called[0])), None)
         if owner is None:
             raise UsageError(f"--alias {alias}={model}: {model} is not one of the models")

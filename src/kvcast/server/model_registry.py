@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import RLock
 from typing import Any, TypeAlias
@@ -16,6 +16,12 @@ from kvcast.spec.sizes import MOST_POSITIONS
 from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
+
+USUAL_NAMES: Mapping[str, Sequence[str]] = {
+    SPEECH: ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"),
+    CHAT: ("gpt-4o-mini", "gpt-4o", "gpt-4.1-mini", "gpt-4.1", "gpt-3.5-turbo"),
+}
+"""OpenAI's names, which clients have as their defaults, by the kind of model."""
 
 _GENERATES = "does not transcribe: use a speech model"
 
@@ -79,6 +85,22 @@ class Served:
         }
 
 
+def with_usual_names(served: Sequence[Served]) -> list[Served]:
+    """Return models, and the first of each kind under OpenAI's names, too."""
+    names = {each.name for each in served}
+    first = {each.kind: each for each in reversed(served)}
+    return [
+        *served,
+        *(
+            replace(first[kind], name=name)
+            for kind, usual in USUAL_NAMES.items()
+            if kind in first
+            for name in usual
+            if name not in names
+        ),
+    ]
+
+
 def kind_of(model: Any) -> str:
     """Return the kind of a loaded model; asks its chat template."""
     if model.task == "transcribe":
@@ -136,9 +158,13 @@ class Models:
                 kind="server_error",
                 code="model_not_loaded",
             )
+        advice = "GET /v1/models lists all models"
+        kind = next((kind for kind, usual in USUAL_NAMES.items() if name in usual), None)
+        if own := next((each.name for each in self if each.kind == kind), None):
+            advice = f"ask for {own}, or start kvcast serve with --alias {name}={own}"
         raise ApiError(
             404,
-            f"the model {name[:100]!r} does not exist here; GET /v1/models lists all models",
+            f"the model {name[:100]!r} does not exist here; {advice}",
             code="model_not_found",
             param="model",
         )
