@@ -74,6 +74,59 @@ def test_a_conversation(chat: Any):
     }
 
 
+END_IS_SEEN = """() => {
+  const texts = document.querySelectorAll("#chat article .text");
+  const ask = document.querySelector(".ask").getBoundingClientRect();
+  return texts.item(texts.length - 1).getBoundingClientRect().bottom <= ask.top + 1;
+}"""
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (768, 600), (390, 844)])
+def test_the_newest_answers_end_is_seen_unless_the_reader_scrolls_up(
+    browser: Any, server: Server, size: tuple[int, int]
+):
+    text = "\n\n".join(["a paragraph of some words"] * 5)
+    with visit(browser, server.url, "/#chat", size=size) as page:
+        newest = page.get_by_role("button", name="To the newest")
+        for count in range(1, 7):
+            send(page, f"{count} {text}")
+            answered(page, count)
+            holds(page, END_IS_SEEN)
+            assert newest.is_hidden()
+        page.reload()
+        answered(page, 6)
+        holds(page, END_IS_SEEN)
+        page.mouse.move(size[0] / 2, 300)
+        page.mouse.wheel(0, -700)
+        newest.wait_for()
+        top = page.evaluate("scrollY")
+        field(page, "Message").evaluate("box => box.focus({ preventScroll: true })")
+        assert page.evaluate("scrollY") == top
+        newest.click()
+        holds(page, END_IS_SEEN)
+        newest.wait_for(state="hidden")
+
+
+def test_an_answer_under_way_does_not_move_a_reader_who_scrolled_up(chat: Any):
+    for count in range(1, 4):
+        send(chat, "\n\n".join(["a paragraph of some words"] * 9))
+        answered(chat, count)
+    field(chat, "Model").select_option("slow")
+    send(chat, "go on")
+    holds(chat, "() => document.querySelectorAll('.assistant')[3]?.textContent.length > 40")
+    chat.mouse.move(640, 300)
+    chat.mouse.wheel(0, -600)
+    chat.get_by_role("button", name="To the newest").wait_for()
+    top = chat.evaluate("scrollY")
+    length = "() => document.querySelectorAll('.assistant')[3].textContent.length"
+    before = chat.evaluate(length)
+    holds(
+        chat, "n => document.querySelectorAll('.assistant')[3].textContent.length > n", before + 200
+    )
+    assert chat.evaluate("scrollY") == top
+    chat.get_by_role("button", name="Stop").click()
+
+
 def test_markdown_is_of_answers_alone(chat: Any):
     send(chat, "**a**")
     assert answered(chat) == ["a"]

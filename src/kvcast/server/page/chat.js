@@ -10,7 +10,7 @@ const find = (selector) => panel.querySelector(selector);
 const model = find("[name=model]");
 const log = find(".messages");
 const form = find("form");
-const { message, send, stop, regenerate } = form.elements;
+const { message, send, stop, regenerate, newest } = form.elements;
 const error = find(".error");
 
 const SETTINGS = ["model", "temperature", "max_tokens", "system"];
@@ -18,6 +18,8 @@ const SETTINGS = ["model", "temperature", "max_tokens", "system"];
 let turns = [];
 let running = null; // {turn, abort} of the answer under way
 let wanted = null; // the model of a conversation that was kept
+let following = true; // the end of the conversation stays in view until the reader scrolls up
+let scrolled = 0;
 
 /** Show this panel's models. */
 export function offer(models) {
@@ -41,15 +43,34 @@ function add({ role, content = "", name = model.value, remark = "", thoughts = "
 
 /** Show a turn; an answer is Markdown, a user's message is what was typed. */
 function draw(turn) {
-  const follow = window.innerHeight + window.scrollY > document.body.scrollHeight - 80;
   const began = performance.now();
   if (turn.role === "user") turn.text.textContent = turn.content;
   else turn.markdown.show(turn.content);
   turn.thinking.hidden = turn.thoughts === "";
   turn.thinking.querySelector("p").textContent = turn.thoughts.trim();
   turn.took = performance.now() - began;
-  if (follow) window.scrollTo(0, document.body.scrollHeight);
 }
+
+function follow() {
+  following = true;
+  newest.hidden = true;
+  window.scrollTo(0, document.documentElement.scrollHeight);
+}
+
+new ResizeObserver(() => {
+  if (following && !panel.hidden) follow();
+}).observe(log); // also as the panel is shown
+window.addEventListener("scroll", () => {
+  if (panel.hidden) return;
+  const left = document.documentElement.scrollHeight - window.innerHeight - window.scrollY;
+  following = left < 24 || (following && window.scrollY >= scrolled); // it may have grown meanwhile
+  scrolled = window.scrollY;
+  newest.hidden = following || turns.length === 0;
+}, { passive: true });
+newest.addEventListener("click", () => {
+  follow();
+  message.focus({ preventScroll: true });
+});
 
 function tell(turn, remark) {
   turn.remark = remark;
@@ -108,7 +129,6 @@ async function answer() {
   const turn = add({ role: "assistant" });
   const mine = (running = { turn, abort });
   turn.article.ariaBusy = "true";
-  turn.article.scrollIntoView({ block: "nearest" });
   show(error);
   update();
   save();
@@ -161,7 +181,8 @@ function submit() {
   const text = message.value.trim();
   if (running || !text) return;
   message.value = "";
-  add({ role: "user", content: text, name: "You" }).article.scrollIntoView({ block: "nearest" });
+  add({ role: "user", content: text, name: "You" });
+  follow();
   answer();
 }
 
