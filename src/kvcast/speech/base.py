@@ -68,6 +68,7 @@ class ChannelTranscription(SegmentStream):
         self._close = ExitStack()
         self._channels: list[Transcription] = []
         self._merged: Iterator[Segment] | None = None
+        self._closed = False
         self.before_opening: Callable[[], None] = lambda: None
 
     def open(self) -> Self:
@@ -119,18 +120,20 @@ class ChannelTranscription(SegmentStream):
         return DraftCounts.total([c for c in counts if c is not None]) if any(counts) else None
 
     @override
-    def decode_next(self) -> Segment | None:
+    def __next__(self) -> Segment:
         if self._merged is None:
             self.open()
         assert self._merged is not None
         if (segment := next(self._merged, None)) is None:
             self.close()
-            return None
+            raise StopIteration
         words = segment.words if self._with_words else None
-        return replace(segment, id=len(self._decoded), words=words)
+        self._decoded.append(replace(segment, id=len(self._decoded), words=words))
+        return self._decoded[-1]
 
     @override
     def close(self) -> None:
+        self._closed = True
         self._close.close()
 
 

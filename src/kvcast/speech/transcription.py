@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -204,11 +203,12 @@ class RecordingCaller(PolicyCaller):
 
 
 class SegmentStream(Iterator[Segment]):
-    """A recording's segments, decoded when they are first needed.
+    """A recording's segments, decoded while they are taken; then iterating begins anew.
 
-    `for` begins with the first segment each time; `next` takes the one after the last that was
-    decoded. `segments`, `text` and the formats decode the rest first.
+    `segments`, `text` and the formats decode the rest first.
     """
+
+    _closed: bool  # after the last segment, an error, or `close`
 
     def __init__(self) -> None:
         self._decoded: list[Segment] = []
@@ -240,32 +240,20 @@ class SegmentStream(Iterator[Segment]):
         """Counts of drafted tokens in finished windows; None without `draft`."""
 
     @abstractmethod
-    def decode_next(self) -> Segment | None:
-        """Decode until the next segment is complete; None after the last."""
-
-    @abstractmethod
     def close(self) -> None:
         """Stop, and release the recording."""
 
     @override
-    def __next__(self) -> Segment:
-        if (segment := self.decode_next()) is None:
-            raise StopIteration
-        self._decoded.append(segment)
-        return segment
-
-    @override
     def __iter__(self) -> Iterator[Segment]:
-        for taken in count():
-            if taken == len(self._decoded) and next(self, None) is None:
-                return
-            yield self._decoded[taken]
+        return iter(tuple(self._decoded)) if self._closed else self
 
     @property
     def transcript(self) -> Transcript:
         """The complete transcript."""
         if self._transcript is None:
-            self._transcript = Transcript.of(self, tuple(self))
+            for _ in self:
+                pass
+            self._transcript = Transcript.of(self, self._decoded)
         return self._transcript
 
     @property
@@ -351,15 +339,17 @@ class Transcription(RecordingCaller, SegmentStream):
         return language
 
     @override
-    def decode_next(self) -> Segment | None:
+    def __next__(self) -> Segment:
+        """Decode until the next segment is complete."""
         while (segment := self.take_segment()) is None:
             if self._closed:
-                return None
+                raise StopIteration
             try:
                 self._scheduler.step()
             except BaseException:
                 self.close()
                 raise
+        self._decoded.append(segment)
         return segment
 
     @override
