@@ -119,6 +119,11 @@ def test_no_private_attribute_of_another_module_is_touched(path: Path):
             assert is_own or is_dunder, f"{path.name}: {ast.unparse(node)}"
 
 
+def run_apart(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_and_drawing_import_nothing_heavy():
     """In one process, whose assertion names the command and the modules."""
     program = (
@@ -134,8 +139,7 @@ def test_help_and_drawing_import_nothing_heavy():
         "check(['--help'], heavy)\ncheck(['--version'], heavy)\n"
         "for view in ('masks', 'bias'): check(['inspect', view], heavy - {'numpy'})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_apart(program)
 
 
 def test_dir_names_the_public_api_and_imports_nothing():
@@ -144,8 +148,7 @@ def test_dir_names_the_public_api_and_imports_nothing():
         "assert {*kvcast.__all__} <= {*dir(kvcast)}\n"
         "assert 'numpy' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_apart(program)
 
 
 def test_opening_a_model_imports_only_what_opening_needs():
@@ -154,8 +157,7 @@ def test_opening_a_model_imports_only_what_opening_needs():
         "later = {'soundfile', 'soxr', 'av', 'numpy.random', 'kvcast.runtimes.traffic'}\n"
         "assert not later & {*sys.modules}, later & {*sys.modules}\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_apart(program)
 
 
 def test_the_module_runs_as_the_command_does():
