@@ -217,7 +217,7 @@ def _probe(dimensions: WhisperDimensions) -> Probe:
         prompts = list(generator.integers(0, dimensions.vocab_size, (2, 4)))
         return Probe(prompts=prompts, source=source)
     # After random tokens a trained model's logits change several times more with rounding.
-    prompts = [_usual_prompt(dimensions.vocab_size, row) for row in range(2)]
+    prompts = [_usual_prompt(dimensions, row) for row in range(2)]
     return Probe(prompts=prompts, source=source, end=int(prompts[0][0]) - 1)
 
 
@@ -225,10 +225,10 @@ _VOCABULARIES = (51_864, 51_865, 51_866)  # English, multilingual, large-v3's
 _TIMESTAMPS = 1501  # the last tokens, after the one for none
 
 
-def _usual_prompt(vocab_size: int, row: int) -> NDArray[np.int64]:
+def _usual_prompt(dimensions: WhisperDimensions, row: int) -> NDArray[np.int64]:
     """Return the tokens before an English transcript, or in row 1 a Chinese one."""
-    none = vocab_size - _TIMESTAMPS - 1
-    if vocab_size == _VOCABULARIES[0]:
+    none = dimensions.vocab_size - _TIMESTAMPS - 1
+    if not dimensions.is_multilingual:
         return np.array([50_257, none])
     return np.array([50_258, 50_259 + row, none - 4, none])
 

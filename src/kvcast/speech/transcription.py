@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from typing_extensions import override
@@ -18,10 +17,15 @@ from kvcast.engine.jobs import Job
 from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
-from kvcast.options import keywords_of
 from kvcast.speech.params import TranscribeParams
-from kvcast.transcripts.params import SubtitleParams
-from kvcast.transcripts.segments import FRAMES_PER_SECOND, Replacements, Segment, Transcript, placed
+from kvcast.transcripts.segments import (
+    FRAMES_PER_SECOND,
+    Formats,
+    Replacements,
+    Segment,
+    Transcript,
+    placed,
+)
 
 RecordingT = TypeVar("RecordingT", bound=RecordedAudio, contravariant=True)
 
@@ -202,7 +206,7 @@ class RecordingCaller(PolicyCaller):
         self.start(part.decode())
 
 
-class SegmentStream(Iterator[Segment]):
+class SegmentStream(Iterator[Segment], Formats):
     """A recording's segments, decoded while they are taken; then iterating begins anew.
 
     `segments`, `text` and the formats decode the rest first.
@@ -248,8 +252,8 @@ class SegmentStream(Iterator[Segment]):
         return iter(tuple(self._decoded)) if self._closed else self
 
     @property
+    @override
     def transcript(self) -> Transcript:
-        """The complete transcript."""
         if self._transcript is None:
             for _ in self:
                 pass
@@ -259,30 +263,6 @@ class SegmentStream(Iterator[Segment]):
     @property
     def segments(self) -> tuple[Segment, ...]:
         return self.transcript.segments
-
-    @property
-    def text(self) -> str:
-        """The text of all segments."""
-        return self.transcript.text
-
-    @keywords_of(SubtitleParams)
-    def to_srt(self, params: SubtitleParams) -> str:
-        """Return SubRip subtitles."""
-        return self.transcript.rendered("srt", params)
-
-    @keywords_of(SubtitleParams)
-    def to_vtt(self, params: SubtitleParams) -> str:
-        """Return WebVTT subtitles."""
-        return self.transcript.rendered("vtt", params)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dictionaries, lists and scalars; see `Transcript.to_dict`."""
-        return self.transcript.to_dict()
-
-    @keywords_of(SubtitleParams)
-    def save(self, path: str | Path, params: SubtitleParams) -> None:
-        """Write a file in the format that its name's extension says; see `Transcript.save`."""
-        self.transcript.write(path, params)
 
     def __enter__(self) -> Self:
         return self

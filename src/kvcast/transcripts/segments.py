@@ -2,11 +2,14 @@
 
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from kvcast.errors import UsageError
 from kvcast.options import keywords_of
@@ -76,8 +79,52 @@ class Segment:
     channel: int | None = None
 
 
+class Formats(ABC):
+    """A transcript as text, subtitles, dictionaries and files."""
+
+    @property
+    @abstractmethod
+    def transcript(self) -> "Transcript":
+        """The transcript, after decoding what is left of it."""
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.transcript.segments).strip()
+
+    @keywords_of(SubtitleParams)
+    def to_srt(self, params: SubtitleParams) -> str:
+        """Return SubRip subtitles."""
+        return self._render("srt", params)
+
+    @keywords_of(SubtitleParams)
+    def to_vtt(self, params: SubtitleParams) -> str:
+        """Return WebVTT subtitles."""
+        return self._render("vtt", params)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists and scalars, with the fields of docs/json.md."""
+        from kvcast.transcripts.writers import transcript_fields
+
+        return transcript_fields(self.transcript)
+
+    @keywords_of(SubtitleParams)
+    def save(self, path: str | Path, params: SubtitleParams) -> None:
+        """Write a .txt, .srt, .vtt, .ass, .lrc, .tsv or .json file, by the name's extension.
+
+        Raises UsageError for another extension, InputOutputError if it cannot be written.
+        """
+        from kvcast.transcripts.writers import format_of
+
+        save(Path(path), self._render(format_of(path), params))
+
+    def _render(self, name: str, params: SubtitleParams) -> str:
+        from kvcast.transcripts.writers import render
+
+        return render(name, self.transcript, params)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Transcript:
+class Transcript(Formats):
     """The complete transcription of a recording."""
 
     segments: tuple[Segment, ...]
@@ -88,43 +135,9 @@ class Transcript:
     draft: "DraftCounts | None" = None
 
     @property
-    def text(self) -> str:
-        return "".join(segment.text for segment in self.segments).strip()
-
-    @keywords_of(SubtitleParams)
-    def to_srt(self, params: SubtitleParams) -> str:
-        """Return SubRip subtitles."""
-        return self.rendered("srt", params)
-
-    @keywords_of(SubtitleParams)
-    def to_vtt(self, params: SubtitleParams) -> str:
-        """Return WebVTT subtitles."""
-        return self.rendered("vtt", params)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dictionaries, lists and scalars, with the fields of docs/json.md."""
-        from kvcast.transcripts.writers import transcript_fields
-
-        return transcript_fields(self)
-
-    @keywords_of(SubtitleParams)
-    def save(self, path: str | Path, params: SubtitleParams) -> None:
-        """Write a .txt, .srt, .vtt, .ass, .lrc, .tsv or .json file, by the name's extension.
-
-        Raises UsageError for another extension, InputOutputError if it cannot be written.
-        """
-        self.write(path, params)
-
-    def write(self, path: str | Path, params: SubtitleParams) -> None:
-        from kvcast.transcripts.writers import format_of
-
-        save(Path(path), self.rendered(format_of(path), params))
-
-    def rendered(self, name: str, params: SubtitleParams) -> str:
-        """Return the transcript in the format `name`, a key of `writers.EXTENSIONS`."""
-        from kvcast.transcripts.writers import render
-
-        return render(name, self, params)
+    @override
+    def transcript(self) -> "Transcript":
+        return self
 
     @classmethod
     def of(cls, transcription: "SegmentStream", segments: Sequence[Segment]) -> "Transcript":
