@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from kvcast.checkpoints.base import (
@@ -22,8 +23,12 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputOutputError, KvcastError
 
-_CODES = "U8"  # readers of quantized formats interpret them
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Readers of quantized formats interpret them.
+_CODES = {
+    **{"U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1"},
+    **{"I32": "<i4", "U32": "<u4", "I64": "<i8"},
+}
 
 
 def weight_files(folder: Path, stem: str) -> list[Path]:
@@ -79,8 +84,14 @@ def read_safetensors(path: Path, ignored: str | None = None) -> dict[str, Stored
         if kind is None:
             problem = f"is {entry['dtype']}, not one of {', '.join(_KINDS)}: convert it first"
             tensor = unreadable_tensor(shape, f"{label} {problem}")
-            if entry["dtype"] == _CODES:
-                tensor = replace(tensor, read=partial(data[begin:end].reshape, shape))
+            if entry["dtype"] in _CODES:
+                codes = data[begin:end].view(_CODES[entry["dtype"]]).reshape(shape)
+                tensor = replace(
+                    tensor,
+                    read=partial(np.require, codes, requirements="A"),
+                    kinds=frozenset({entry["dtype"]}),
+                    nbytes=end - begin,
+                )
             tensors[name] = tensor
             continue
         tensors[name] = tensor_from_bytes(data[begin:end], kind, shape, label)

@@ -1,0 +1,76 @@
+"""FP8 as transformers 5.23 saves it: float8_e4m3fn, with scales for blocks or for a matrix."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.prequantized.integer_codes import require_finite
+from kvcast.checkpoints.prequantized.parts import MATRIX, Stored, bases
+from kvcast.errors import KvcastError
+
+
+def read_fp8(fields: Fields, stored: Stored) -> Stored:
+    """Multiply by a scale for each block of 128 by 128, or for the matrix, as transformers does.
+
+    The last blocks of a matrix may be smaller.
+    """
+    sizes = fields.values.get("weight_block_size")
+    block = block_size(fields, sizes) if sizes is not None else None
+    for base in bases(stored, "_scale_inv"):
+        codes, scale = stored.get(base), stored.pop(f"{base}_scale_inv")
+        label = f"{fields.label}: matrix {base}"
+        if codes is None:
+            raise KvcastError(f"{label} has a scale and no codes: fetch the folder again")
+        stored[base] = of_fp8(codes, scale, block, label)
+    for name in list(stored):
+        if name.endswith(("activation_scale", ".input_scale")):
+            del stored[name]
+    return stored
+
+
+def block_size(fields: Fields, sizes: object) -> tuple[int, int]:
+    match sizes:
+        case [int() as rows, int() as columns] if rows > 0 and columns > 0:
+            return rows, columns
+    raise fields.error("weight_block_size must be two whole numbers above 0")
+
+
+def of_fp8(
+    codes: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None, label: str
+) -> StoredTensor:
+    if "F8_E4M3" not in codes.kinds or len(codes.shape) < MATRIX:
+        raise KvcastError(f"{label} is no matrix of float8_e4m3fn")
+    *stacked, outputs, inputs = codes.shape
+    rows, columns = map(min, block or (outputs, inputs), (outputs, inputs))
+    counts = (-(-outputs // rows), -(-inputs // columns))
+    accepted = {(*stacked, *counts)} if block else {(), (1,), (*stacked, 1, 1)}
+    if scale.shape not in accepted:
+        raise KvcastError(f"{label} has scales of shape {list(scale.shape)} for {list(counts)}")
+    scales = _powers(scale) if "F8_E8M0" in scale.kinds else scale.read().astype(np.float32)
+    require_finite(scales, label)
+    of_blocks = np.broadcast_to(scales.reshape(*scales.shape[:-2], *counts), (*stacked, *counts))
+
+    def read() -> NDArray[np.float32]:
+        by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
+        return e4m3(codes.read()) * by_row.repeat(columns, axis=-1)[..., :inputs]
+
+    return replace(codes, read=read, problem="", nbytes=codes.nbytes + scale.nbytes)
+
+
+def e4m3(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Float8_e4m3fn: no infinities, and one NaN of each sign."""
+    number = np.arange(256)
+    exponent, fraction = number >> 3 & 15, number & 7
+    values = np.where(
+        exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    )
+    values[number & 127 == 127] = np.nan
+    table = np.where(number < 128, values, -values).astype(np.float32)
+    return table[bits]
+
+
+def _powers(scale: StoredTensor) -> NDArray[np.float32]:
+    return np.ldexp(np.float32(1), scale.read().astype(np.int32) - 127)

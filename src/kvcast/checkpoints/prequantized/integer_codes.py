@@ -1,0 +1,157 @@
+"""Matrices of integer codes with scales and zero points, as pre-quantized folders hold them.
+
+Where blocks of ggml's hold them exactly, kernels multiply with the codes as they are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.errors import KvcastError
+from kvcast.spec.stored_matrices import BLOCK, Encoding
+
+WORD = 32
+# The least and the greatest code of blocks of a scale and codes.
+_RANGES: Mapping[Encoding, tuple[int, int]] = {
+    Encoding.Q4_0: (-8, 7),
+    Encoding.Q5_0: (-16, 15),
+    Encoding.Q8_0: (-128, 127),
+}
+
+
+def stream(words: NDArray[np.uint32], bits: int, count: int) -> NDArray[np.uint8]:
+    """Return `count` codes of words [..., n] of 32 bits, lowest bits first, across words' ends."""
+    if 8 % bits == 0:
+        each = np.ascontiguousarray(words).view(np.uint8)[..., None]
+        codes = each >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        return codes.reshape(*words.shape[:-1], -1)[..., :count]
+    first, shift = np.divmod(np.arange(count) * bits, WORD)
+    wide = words.astype(np.uint64)
+    after = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
+    both = (wide | after << np.uint64(WORD))[..., first]
+    return (both >> shift.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerCodes:
+    """A matrix of integer codes: (code - zero) * scale, plus the least value where there is one.
+
+    `codes` reads [outputs, inputs]; scales, zeros (or one for all) and least values are [outputs,
+    groups]; `group` of each input, or how many inputs have the same, which follow one another.
+    """
+
+    label: str
+    shape: tuple[int, int]
+    codes: Callable[[], NDArray[Any]]
+    range: tuple[int, int]  # of codes
+    scales: NDArray[np.floating[Any]]
+    group: NDArray[np.int64] | int
+    nbytes: int
+    zeros: NDArray[np.uint8] | int = 0
+    least: NDArray[np.floating[Any]] | None = None
+
+    def stored(self) -> StoredTensor:
+        require_finite(self.scales, self.label)
+        if self.least is not None:
+            require_finite(self.least, self.label)
+        encoding = self._encoding()
+        if encoding is None:
+            return StoredTensor(
+                shape=self.shape,
+                read=self._dequantized,
+                kinds=frozenset({"codes"}),
+                nbytes=self.nbytes,
+            )
+
+        def matrix() -> StoredTensor:
+            raw = self._blocks(encoding)
+            return GgufTensor(label=self.label, type=encoding, shape=self.shape, raw=raw).stored()
+
+        return StoredTensor(
+            shape=self.shape,
+            read=lambda: matrix().read(),
+            blocks=lambda: matrix().blocks(),  # type: ignore[misc]
+            rows=lambda: matrix().rows(),  # type: ignore[misc]
+            kinds=frozenset({encoding.name}),
+            nbytes=self.nbytes,
+        )
+
+    def _encoding(self) -> Encoding | None:
+        """Return the smallest blocks that hold all exactly; None if none do."""
+        in_blocks = isinstance(self.group, int) and self.group % BLOCK == 0
+        if not in_blocks or self.shape[1] % BLOCK or not _are_halves(self.scales):
+            return None
+        least = self.range[0] - int(np.max(self.zeros))
+        most = self.range[1] - int(np.min(self.zeros))
+        if self.least is not None:
+            fits = least >= 0 and most < 1 << 4 and _are_halves(self.least)
+            return Encoding.Q4_1 if fits else None
+        for encoding, (first, last) in _RANGES.items():
+            if first <= least and most <= last:
+                return encoding
+        return None
+
+    def _signed(self) -> NDArray[np.int16]:
+        zeros = self.zeros
+        codes = self.codes().astype(np.int16)
+        return codes - (zeros if isinstance(zeros, int) else self._of_inputs(zeros))
+
+    def _of_inputs(self, groups: NDArray[Any]) -> NDArray[Any]:
+        if isinstance(self.group, int):
+            return groups.repeat(self.group, axis=1)[:, : self.shape[1]]
+        return groups[:, self.group]
+
+    def _dequantized(self) -> NDArray[np.float32]:
+        scales = self._of_inputs(self.scales.astype(np.float32))
+        values: NDArray[np.float32] = self._signed() * scales
+        return values if self.least is None else values + self._of_inputs(self.least)
+
+    def _blocks(self, encoding: Encoding) -> NDArray[np.uint8]:
+        codes = self._signed().reshape(self.shape[0], -1, BLOCK)
+        parts = [self._halves(self.scales)]
+        if self.least is not None:
+            parts.append(self._halves(self.least))
+        if encoding == Encoding.Q8_0:
+            parts.append(codes.astype(np.int8).view(np.uint8))
+        else:
+            raised = (codes - _RANGES.get(encoding, (0, 0))[0]).astype(np.uint8)
+            if encoding == Encoding.Q5_0:
+                parts.append(np.packbits(raised >> 4, axis=-1, bitorder="little"))
+            low, high = np.split(raised & 15, 2, axis=-1)
+            parts.append(low | high << 4)
+        return np.concatenate(parts, axis=-1).reshape(-1)
+
+    def _halves(self, groups: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+        """Return a float16 for each block, as bytes [outputs, blocks, 2]."""
+        assert isinstance(self.group, int)
+        of_blocks = groups.repeat(self.group // BLOCK, axis=1)[:, : self.shape[1] // BLOCK]
+        return of_blocks[..., None].astype("<f2").view(np.uint8)
+
+
+def of_int8(label: str, codes: StoredTensor, scales: NDArray[np.floating[Any]]) -> StoredTensor:
+    """Return a matrix of int8 codes with scales [outputs, groups]."""
+    outputs, inputs = codes.shape
+    return IntegerCodes(
+        label=label,
+        shape=(outputs, inputs),
+        codes=codes.read,
+        range=(-128, 127),
+        scales=scales,
+        group=-(-inputs // scales.shape[1]),
+        nbytes=codes.nbytes,
+    ).stored()
+
+
+def _are_halves(numbers: NDArray[np.floating[Any]]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((numbers.astype(np.float16) == numbers).all())
+
+
+def require_finite(scales: NDArray[np.floating[Any]], label: str) -> None:
+    if not np.isfinite(scales).all():
+        raise KvcastError(f"{label} is damaged: a scale is not finite; fetch the file again")

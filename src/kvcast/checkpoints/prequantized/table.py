@@ -1,0 +1,41 @@
+"""The methods whose folders open, by `quant_method`."""
+
+from collections.abc import Callable, Mapping
+
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.prequantized.bitsandbytes import read_bitsandbytes
+from kvcast.checkpoints.prequantized.compressed_tensors import read_compressed_tensors
+from kvcast.checkpoints.prequantized.float8 import read_fp8
+from kvcast.checkpoints.prequantized.gptq import read_awq, read_gptq
+from kvcast.checkpoints.prequantized.mlx import read_mlx
+from kvcast.checkpoints.prequantized.parts import Stored
+
+MLX = "mlx"
+"""Of folders of MLX, whose configuration has no `quant_method`."""
+
+METHODS: Mapping[str, Callable[[Fields, Stored], Stored]] = {
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "bitsandbytes": read_bitsandbytes,
+    MLX: read_mlx,
+}
+"""What makes one tensor of those of each matrix."""
+
+
+def read_prequantized(kind: str, fields: Fields, stored: Mapping[str, StoredTensor]) -> Stored:
+    """Return a folder's tensors with one for each matrix, [outputs, inputs].
+
+    Args:
+        kind: a `quant_method` of METHODS.
+        fields: the configuration's `quantization_config`.
+        stored: by the file's names.
+
+    Raises:
+        KvcastError: sizes contradict one another, a tensor is missing, a scale is not finite, or
+            a variant is not supported.
+
+    """
+    return METHODS[kind](fields, dict(stored))

@@ -1,0 +1,447 @@
+"""Pre-quantized folders beside folders of the floats that their codes stand for.
+
+Layouts are written here as the libraries write them (GPTQModel 7.7.0, AutoAWQ 0.2.9,
+compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, MLX 0.32.4), on random
+codes.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints.folder_checks import rewrite_weights
+from checkpoints.tiny_decoders import random_decoder, save_decoder
+from checkpoints.tiny_whisper import edit_json
+from kit.errors import one_line
+from kvcast.checkpoints.source import open_checkpoint
+from kvcast.errors import KvcastError
+from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
+from kvcast.runtimes.native.runtime import NativeRuntime
+from kvcast.spec.runtimes import OWN, BundlePrecision
+from kvcast.spec.stored_matrices import Encoding
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+UP = "model.layers.1.mlp.up_proj"
+STATE = "quant_state.bitsandbytes__nf4"
+DOWN = "decoder.layers.1.feed_forward.down.weight"
+
+
+def words(codes, bits):
+    """Little-endian bit streams of codes [rows, n], as int32 [rows, words]."""
+    each = codes[..., None] >> np.arange(bits) & 1
+    flat = each.reshape(len(codes), -1).astype(np.uint8)
+    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 32)))
+    return np.packbits(flat, axis=1, bitorder="little").view("<i4")
+
+
+def whole_codes(codes, bits):
+    """As many codes as a word holds whole."""
+    each = 32 // bits
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each))).reshape(len(codes), -1, each)
+    return (padded << np.arange(each) * bits).sum(-1).astype(np.uint32).view(np.int32)
+
+
+def tensor(array):
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+@dataclass
+class Random:
+    bits: int = 4
+    group: int = 32
+    symmetric: bool = False
+    scales: torch.dtype = torch.float16
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+
+    def codes(self, *shape):
+        return self.random.integers(0, 1 << self.bits, shape)
+
+    def zeros(self, *shape):
+        if self.symmetric:
+            return np.full(shape, 1 << (self.bits - 1))
+        zeros = self.codes(*shape)
+        zeros.reshape(-1)[:3] = 0, (1 << self.bits) - 1, 0
+        return zeros
+
+    def scales_of(self, *shape):
+        return tensor(self.random.uniform(0.001, 0.1, shape).astype(np.float32)).to(self.scales)
+
+
+@dataclass
+class Gptq(Random):
+    version: str = "gptq"
+    act_order: bool = False
+
+    @property
+    def config(self):
+        return {
+            "quant_method": "gptq",
+            "bits": self.bits,
+            "group_size": self.group,
+            "checkpoint_format": self.version,
+        }
+
+    def pack(self, name, outputs, inputs):
+        size = inputs if self.group == -1 else self.group
+        groups = -(-inputs // size)
+        codes, zeros = self.codes(outputs, inputs), self.zeros(groups, outputs)
+        scales = self.scales_of(groups, outputs)
+        index = np.arange(inputs) // size
+        if self.act_order:
+            index = self.random.permutation(index)
+        stored = words(zeros, self.bits)
+        if self.version == "gptq" and self.bits != 3:
+            ones = sum(1 << at for at in range(0, 32, self.bits))
+            stored = (stored.view(np.uint32) - np.uint32(ones)).view(np.int32)
+        elif self.version == "gptq":
+            stored = words((zeros - 1) % 8, self.bits)
+        parts = {
+            "qweight": tensor(words(codes, self.bits).T),
+            "qzeros": tensor(stored),
+            "scales": scales,
+            "g_idx": tensor(index.astype(np.int32)),
+        }
+        signed = (codes - zeros.T[:, index]).astype(np.float32)
+        return parts, signed * scales.float().numpy().T[:, index]
+
+
+@dataclass
+class Awq(Random):
+    group: int = 64
+
+    @property
+    def config(self):
+        return {"quant_method": "awq", "bits": 4, "group_size": self.group, "version": "GEMM"}
+
+    def pack(self, name, outputs, inputs):
+        size = min(self.group, inputs)
+        groups = -(-inputs // size)
+        codes, zeros = self.codes(inputs, outputs), self.zeros(groups, outputs)
+        scales = self.scales_of(groups, outputs)
+
+        def interleaved(numbers):
+            eights = numbers.reshape(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+            return tensor((eights << 4 * np.arange(8)).sum(-1).astype(np.uint32).view(np.int32))
+
+        parts = {"qweight": interleaved(codes), "qzeros": interleaved(zeros), "scales": scales}
+        of_inputs = [x.repeat(size, 0)[:inputs] for x in (zeros, scales.float().numpy())]
+        return parts, ((codes - of_inputs[0]).astype(np.float32) * of_inputs[1]).T
+
+
+@dataclass
+class Packed(Random):
+    whole: bool = False
+
+    @property
+    def config(self):
+        weights = {"num_bits": self.bits, "type": "int", "symmetric": self.symmetric}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        }
+
+    def pack(self, name, outputs, inputs):
+        groups = 1 if self.group == -1 else inputs // self.group
+        codes, zeros = self.codes(outputs, inputs), self.zeros(outputs, groups)
+        scales = self.scales_of(outputs, groups)
+        pack = whole_codes if self.whole else words
+        parts = {
+            "weight_packed": tensor(pack(codes, self.bits)),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not self.symmetric:
+            parts["weight_zero_point"] = tensor(pack(zeros.T, self.bits).T)
+        of_inputs = [x.repeat(inputs // groups, 1) for x in (zeros, scales.float().numpy())]
+        return parts, (codes - of_inputs[0]).astype(np.float32) * of_inputs[1]
+
+
+@dataclass
+class Int8(Random):
+    @property
+    def config(self):
+        weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {"group_0": {"weights": weights}},
+        }
+
+    def pack(self, name, outputs, inputs):
+        codes = self.random.integers(-128, 128, (outputs, inputs)).astype(np.int8)
+        scales = self.scales_of(outputs, 1)
+        parts = {"weight": tensor(codes), "weight_scale": scales, "input_scale": torch.ones(1)}
+        return parts, codes.astype(np.float32) * scales.float().numpy()
+
+
+@dataclass
+class Float8(Random):
+    block: tuple[int, int] | None = (64, 64)
+    compressed: str = ""
+
+    @property
+    def config(self):
+        if not self.compressed:
+            return {"quant_method": "fp8", "weight_block_size": self.block and list(self.block)}
+        weights = {"num_bits": 8, "type": "float", "strategy": self.compressed}
+        weights["block_structure"] = list(self.block) if self.block else None
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": weights}},
+        }
+
+    def pack(self, name, outputs, inputs):
+        bits = self.random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+        bits[bits & 127 == 127] = 0
+        codes = tensor(bits).view(torch.float8_e4m3fn)
+        rows, columns = map(min, self.block or (outputs, inputs), (outputs, inputs))
+        if self.compressed == "channel":
+            rows, columns = 1, inputs
+        counts = (-(-outputs // rows), -(-inputs // columns))
+        scales = self.scales_of(*counts)
+        wide = scales.float().repeat_interleave(rows, 0)[:outputs]
+        wide = wide.repeat_interleave(columns, 1)[:, :inputs]
+        if self.block is None and self.compressed != "channel":
+            scales = scales.reshape([1] if self.compressed else [])
+        parts = {"weight": codes}
+        if self.compressed:
+            parts["weight_scale"] = scales
+        else:
+            parts |= {"weight_scale_inv": scales, "activation_scale": torch.tensor(1.0)}
+        return parts, (codes.float() * wide).numpy()
+
+
+@dataclass
+class Bitsandbytes(Random):
+    """Codes of a table of 16 numbers, in blocks of 64 across rows."""
+
+    nested: bool = False
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        codes = self.random.integers(0, 16, outputs * inputs)
+        blocks = -(-len(codes) // 64)
+        table = np.sort(self.random.uniform(-1, 1, 16)).astype(np.float32)
+        state = {"quant_type": "nf4", "blocksize": 64, "shape": [outputs, inputs]}
+        scales = self.random.uniform(0.1, 2, blocks).astype(np.float32)
+        parts = {"absmax": tensor(scales)}
+        if self.nested:
+            state |= {"nested_blocksize": 256, "nested_offset": 0.75}
+            rough = self.random.integers(0, 256, blocks).astype(np.uint8)
+            numbers = self.random.uniform(-1, 1, 256).astype(np.float32)
+            largest = self.random.uniform(0.1, 1, -(-blocks // 256)).astype(np.float32)
+            scales = numbers[rough] * largest.repeat(256)[:blocks] + np.float32(0.75)
+            parts = {
+                "absmax": tensor(rough),
+                "nested_absmax": tensor(largest),
+                "nested_quant_map": tensor(numbers),
+            }
+        json_bytes = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+        parts |= {"quant_map": tensor(table), "quant_state.bitsandbytes__nf4": tensor(json_bytes)}
+        packed = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)
+        stored = {"weight": tensor(packed[:, None])}
+        stored |= {f"weight.{part}": value for part, value in parts.items()}
+        values = table[codes] * scales.repeat(64)[: len(codes)]
+        return stored, values.reshape(outputs, inputs)
+
+
+@dataclass
+class BitsandbytesInt8(Random):
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        codes = self.random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
+        largest = self.random.uniform(0.1, 2, outputs).astype(np.float32)
+        parts = {"weight": tensor(codes), "SCB": tensor(largest)}
+        parts["weight_format"] = torch.tensor(0, dtype=torch.uint8)
+        step = np.float32(0.007874015718698502)
+        return parts, codes.astype(np.float32) * (largest * step)[:, None]
+
+
+@dataclass
+class Mlx(Random):
+    @property
+    def config(self):
+        return {"bits": self.bits, "group_size": self.group, "mode": "affine"}
+
+    def pack(self, name, outputs, inputs):
+        codes = self.codes(outputs, inputs)
+        scales = self.scales_of(outputs, inputs // self.group)
+        scales[::2] *= -1
+        biases = self.scales_of(outputs, inputs // self.group) * 8
+        packed = tensor(words(codes, self.bits).view(np.uint32))
+        parts = {"weight": packed, "scales": scales, "biases": biases}
+        wide = [x.float().numpy().repeat(self.group, 1) for x in (scales, biases)]
+        return parts, codes.astype(np.float32) * wide[0] + wide[1]
+
+
+FORMATS = {
+    "bitsandbytes": (Bitsandbytes(), None),
+    "bitsandbytes, scales in codes": (Bitsandbytes(nested=True), None),
+    "bitsandbytes, int8": (BitsandbytesInt8(), None),
+    **{
+        f"MLX {bits} bits": (Mlx(bits=bits, scales=torch.bfloat16), encoding)
+        for bits, encoding in ((2, "Q4_1"), (3, "Q4_1"), (4, "Q4_1"), (6, None), (8, None))
+    },
+    **{
+        f"GPTQ {bits} bits, {version}": (Gptq(bits=bits, version=version), encoding)
+        for bits, encoding in ((2, "Q4_0"), (3, "Q4_0"), (4, "Q5_0"), (8, None))
+        for version in ("gptq", "gptq_v2")
+    },
+    "GPTQ, symmetric": (Gptq(symmetric=True), "Q4_0"),
+    "GPTQ 8 bits, symmetric": (Gptq(bits=8, symmetric=True), "Q8_0"),
+    "GPTQ, a group for a row": (Gptq(group=-1), "Q5_0"),
+    "GPTQ, a group larger than a row": (Gptq(group=1 << 40), "Q5_0"),
+    "GPTQ, groups in another order": (Gptq(act_order=True), None),
+    "GPTQ, scales in fp32": (Gptq(scales=torch.float32), None),
+    "AWQ": (Awq(), "Q5_0"),
+    "AWQ, symmetric": (Awq(symmetric=True), "Q4_0"),
+    **{
+        f"pack-quantized {bits} bits{', whole codes' * whole}": (
+            Packed(bits=bits, whole=whole, scales=torch.bfloat16),
+            encoding,
+        )
+        for bits, encoding in ((3, "Q4_0"), (4, "Q5_0"), (5, "Q8_0"), (6, "Q8_0"), (7, "Q8_0"))
+        for whole in (False, True)
+    },
+    "pack-quantized 8 bits, symmetric": (Packed(bits=8, symmetric=True), "Q8_0"),
+    "pack-quantized 4 bits, symmetric, channels": (Packed(symmetric=True, group=-1), "Q4_0"),
+    "int-quantized": (Int8(scales=torch.bfloat16), "Q8_0"),
+    "FP8 in ragged blocks": (Float8(scales=torch.float32), None),
+    "FP8 in blocks larger than a matrix": (Float8(block=(1 << 40, 1 << 40)), None),
+    "FP8 with one scale": (Float8(block=None, scales=torch.bfloat16), None),
+    "float-quantized, channels": (Float8(block=None, compressed="channel"), None),
+    "float-quantized, tensors": (Float8(block=None, compressed="tensor"), None),
+    "float-quantized, blocks": (Float8(compressed="block"), None),
+}
+# 3 bits span -7 .. 7 with any zero point, 2 bits -3 .. 3.
+
+
+def folders(path, made, model_type="llama"):
+    """Return a folder of floats and one of codes, whose matrices of layers stand for the same."""
+    model = random_decoder(model_type, **SIZES)
+    floats, codes = (save_decoder(model, path / name) for name in ("floats", "codes"))
+    packed, plain = {}, {}
+
+    def fill(tensors):
+        for name, matrix in tensors.items():
+            if ".layers." in name and matrix.dim() == 2:
+                parts, numbers = made.pack(name, *matrix.shape)
+                base = name.removesuffix(".weight")
+                packed.update({f"{base}.{part}": value for part, value in parts.items()})
+                plain[name] = tensor(numbers)
+            else:
+                packed[name] = plain[name] = matrix
+        return plain
+
+    rewrite_weights(floats, fill)
+    rewrite_weights(codes, lambda _: packed)
+    named = "quantization" if isinstance(made, Mlx) else "quantization_config"
+    edit_json(codes / "config.json", **{named: made.config})
+    return floats, codes
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
+    made, encoding = FORMATS[name]
+    floats, codes = map(open_checkpoint, folders(tmp_path, made))
+    assert codes.dimensions == floats.dimensions
+    assert set(codes.tensors) == set(floats.tensors)
+    for own, expected in floats.tensors.items():
+        np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
+    rows = codes.tensors.rows_of(DOWN)
+    assert (rows and rows.kinds()) == (encoding and {Encoding[encoding]})
+
+
+@pytest.mark.parametrize("name", ["GPTQ, symmetric", "AWQ", "int-quantized", "FP8 with one scale"])
+def test_the_own_kernels_run_what_codes_stand_for(name, tmp_path):
+    made, encoding = FORMATS[name]
+    opened = [open_checkpoint(folder) for folder in folders(tmp_path, made)]
+    precisions = [
+        BundlePrecision(quantize="none"),
+        opened[1].resolve_precision(BundlePrecision(quantize=OWN)),
+    ]
+    assert precisions[1].quantize == (OWN if encoding else "int8")
+    logits = []
+    for checkpoint, precision in zip(opened, precisions, strict=True):
+        runtime = NativeRuntime(*opened_on_native(checkpoint, precision, 1))
+        prompt = np.arange(3, 12)
+        logits.append(runtime.prefill([prompt], runtime.new_cache(1, 16))[0][0, 0])
+    # Activations are rounded to 8 bits.
+    assert np.abs(logits[1] - logits[0]).max() < 0.15 * np.abs(logits[0]).max()
+
+
+def changed(name, change):
+    return lambda tensors: tensors | {f"{UP}.{name}": change(tensors[f"{UP}.{name}"]).contiguous()}
+
+
+def without(name):
+    return lambda tensors: {own: x for own, x in tensors.items() if own != f"{UP}.{name}"}
+
+
+def spoilt(x):
+    return x.index_fill(0, torch.tensor([0]), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "words"),
+    [
+        (Gptq(), without("scales"), f"matrix {UP} has no scales: fetch the folder again"),
+        (Gptq(), changed("scales", spoilt), "a scale is not finite"),
+        (Gptq(), changed("scales", lambda x: x[:1]), "scales has shape [1, 96], expected [2, 96]"),
+        (Gptq(), changed("qzeros", lambda x: x[:, :3]), "qzeros has shape [2, 3]"),
+        (Gptq(), changed("qweight", lambda x: x.float()), "qweight is F32, not I32"),
+        (Gptq(), changed("qweight", lambda x: x[0]), "qweight has shape [96]: it is no matrix"),
+        (Gptq(), changed("g_idx", lambda x: x + 1), "g_idx names a group that is none of 2"),
+        (Gptq(), changed("g_idx", lambda x: x[1:]), "g_idx has shape [63], expected [64]"),
+        (Awq(), changed("qzeros", lambda x: x[:, :3]), "qzeros has shape [1, 3] for 1 groups"),
+        (Packed(), without("weight_shape"), "has no weight_shape"),
+        (Packed(), changed("weight_shape", lambda x: x + 32), "contradict one another"),
+        (Packed(), changed("weight_packed", lambda x: x[:, 1:]), "7 words do not hold 64 codes"),
+        (Packed(), changed("weight_zero_point", lambda x: x[:, :1]), "contradict one another"),
+        (Float8(), changed("weight_scale_inv", lambda x: x[:1]), "scales of shape [1, 1]"),
+        (Float8(), changed("weight_scale_inv", spoilt), "a scale is not finite"),
+        (Float8(), without("weight"), "has a scale and no codes"),
+        (Int8(), without("weight"), "has no weight"),
+        (Bitsandbytes(), without("weight"), "it has no codes"),
+        (Bitsandbytes(), without("weight.quant_map"), "has no quant_map"),
+        (Bitsandbytes(), changed("weight", lambda x: x[1:]), "do not hold 6144 codes of 4 bits"),
+        (Bitsandbytes(), changed("weight.absmax", spoilt), "a scale is not finite"),
+        (Bitsandbytes(), changed(f"weight.{STATE}", lambda x: x[1:]), "is no JSON object"),
+        (Bitsandbytes(nested=True), changed("weight.absmax", lambda x: x[1:]), "not of 96 blocks"),
+        (BitsandbytesInt8(), changed("SCB", lambda x: x[1:]), "SCB has shape [95], expected [96]"),
+        (Mlx(), without("biases"), "has no biases"),
+        (Mlx(), changed("biases", spoilt), "a scale is not finite"),
+        (Mlx(), changed("scales", lambda x: x[:, 1:]), "scales has shape [96, 1]"),
+    ],
+)
+def test_parts_that_contradict_one_another_are_one_line(made, change, words, tmp_path):
+    _, codes = folders(tmp_path, made)
+    rewrite_weights(codes, change)
+    assert words in one_line(KvcastError, open_checkpoint, codes)
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "words"),
+    [
+        (Gptq(), {"bits": 5}, "GPTQ of 5 bits is not supported: one of 2, 3, 4, 8"),
+        (Gptq(), {"bits": None}, "bits is missing"),
+        (Gptq(), {"checkpoint_format": "gptq_p"}, "checkpoint_format 'gptq_p' is not supported"),
+        (Gptq(), {"group_size": 0}, "group_size must be a whole number above 0, or -1"),
+        (Awq(), {"version": "gemv"}, "AWQ other than gemm of 4 bits is not supported"),
+        (Mlx(), {"mode": "mxfp4"}, "MLX's mode 'mxfp4' of 4 bits is not supported"),
+        (Packed(), {"format": "marlin-24"}, "of the format 'marlin-24' is not supported"),
+        (Packed(), {"config_groups": {}}, "config_groups must quantize"),
+        (Float8(), {"weight_block_size": [0, 128]}, "weight_block_size must be two"),
+    ],
+)
+def test_other_variants_are_one_line(made, config, words, tmp_path):
+    _, codes = folders(tmp_path, made)
+    named = "quantization" if isinstance(made, Mlx) else "quantization_config"
+    edit_json(codes / "config.json", **{named: {**made.config, **config}})
+    assert words in one_line(KvcastError, open_checkpoint, codes)
