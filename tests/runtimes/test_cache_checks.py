@@ -12,10 +12,12 @@ from kit.dimensions import (
     BLOCKS,
     CROSS_BIASED_T5,
     DECODERS,
+    DSA,
     GEMMA3,
     GEMMA4,
     GPT_OSS,
     GRANITE4,
+    KIMI,
     LFM2,
     LLAMA,
     MISTRAL,
@@ -28,23 +30,35 @@ from kit.dimensions import (
     SMALL_ROFORMER,
     SMALL_T5,
     T5GEMMA2,
+    YOUTU,
 )
 from kit.marks import slow
 from verification.subjects import assert_caches_are_right
 
 RING = replace(GEMMA3, windows=(5, None))
 STATE = replace(QWEN3_5, windows=(None, None), mixers=("delta", "attention"))
+BY_CHANNEL = [
+    replace(
+        STATE, delta=replace(STATE.delta, by_channel=True, rank=12, gate="sigmoid", least=least)
+    )
+    for least in (0.0, -5.0)
+]
 QUICK = [
     (RING, "eager"),
-    *product((MISTRAL, GEMMA3, GPT_OSS, MIXTRAL, LFM2, QWEN3_5, GEMMA4, GRANITE4), ("native",)),
+    *product(
+        (MISTRAL, GEMMA3, GPT_OSS, MIXTRAL, LFM2, QWEN3_5, GEMMA4, GRANITE4, YOUTU, DSA, KIMI),
+        ("native",),
+    ),
     *product((SMALL, SMALL_T5, CROSS_BIASED_T5, ROFORMER, SIMBERT), ("native",)),
     *product((LLAMA, MISTRAL, GEMMA3, MIXTRAL, LFM2, QWEN3_5), ("onnx",)),
     *product((SMALL, SMALL_T5, ROFORMER), ("onnx",)),
 ]
 SLOW = [
-    *product((SMALL, SMALL_T5, ROFORMER, STATE, LFM2, GEMMA4, GPT_OSS), ("eager",)),
+    *product(
+        (SMALL, SMALL_T5, ROFORMER, STATE, LFM2, GEMMA4, GPT_OSS, YOUTU, DSA, KIMI), ("eager",)
+    ),
     *product((*DECODERS, *BLOCKS, SMALL_ROFORMER), ("onnx",)),
-    (CROSS_BIASED_T5, "onnx"),
+    *product((CROSS_BIASED_T5, *BY_CHANNEL), ("onnx",)),
     (T5GEMMA2, "eager"),
     # Compiling takes long: the models with the most kinds of layers and the most programs.
     *product((RING, LFM2, SHALLOW, replace(ROFORMER, layers=1)), ("aoti",)),

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.dimensions import GEMMA3, GEMMA4, GRANITE4, LFM2, MISTRAL, QWEN3_5
+from kit.dimensions import DSA, GEMMA3, GEMMA4, GRANITE4, KIMI, LFM2, MISTRAL, QWEN3_5, YOUTU
 from kit.marks import slow
 from kit.models import opened
 from kit.rounding import assert_logits_equal
@@ -18,7 +18,7 @@ from kvcast.runtimes.onnx.runtime import OnnxRuntime
 
 SUBJECTS = [
     *((GEMMA3, runtime) for runtime in ("eager", "onnx", "native")),
-    *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4)),
+    *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4, YOUTU, DSA, KIMI)),
     # Compiling takes long: the model with the most kinds of things in it.
     slow((replace(GEMMA3, windows=(5, None)), "aoti")),
 ]
@@ -28,7 +28,10 @@ CONVOLUTIONS = [
     slow((LFM2, "aoti")),
     slow((replace(LFM2, windows=(None,) * 2, mixers=LFM2.mixers[:2]), "executorch")),
 ]
-STATES = [(QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")] + [(GRANITE4, "native")]
+STATES = [
+    *((QWEN3_5, runtime) for runtime in ("eager", "native", "onnx")),
+    *((dimensions, "native") for dimensions in (GRANITE4, KIMI)),
+]
 
 
 def name(subject):

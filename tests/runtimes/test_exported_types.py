@@ -35,6 +35,16 @@ TYPES: dict[str, dict[str, Any]] = {
     "phi": {"qk_layernorm": True},
     "gpt2": {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True},
     "qwen3_moe": EXPERTS,
+    "dots1": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    },
     "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": WINDOW, "swiglu_limit": 0.75},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True, "block_multiple_of": 16},
     "qwen3_5_text": {
@@ -49,7 +59,7 @@ PAIRS = [("onnx", "lfm2"), *(slow("onnx", kind) for kind in TYPES if kind != "lf
 # Lowering takes long: windows on one runtime, frequencies that depend on the length on the other.
 PAIRS += [slow("executorch", "cohere2"), slow("aoti", "phi3")]
 PAIRS += [soak("executorch", kind) for kind in ("phi3", "granite", "gpt_neox", "lfm2")]
-PAIRS += [soak("aoti", kind) for kind in ("gemma2", "cohere2", "granite")]
+PAIRS += [soak("aoti", kind) for kind in ("gemma2", "cohere2", "granite", "dots1")]
 
 
 def dimensions_of(kind: str) -> DecoderDimensions:
@@ -84,3 +94,14 @@ def test_a_bundle_writes_natives_tokens(runtime: str, kind: str, tmp_path: Any) 
         written.append(np.concatenate(each))
     assert_logits_equal(*written, programs.dimensions)
     np.testing.assert_array_equal(*(logits.argmax(-1) for logits in written))
+
+
+@pytest.mark.slow
+def test_quantised_experts_are_chosen_and_weighed_as_native_does(tmp_path: Any) -> None:
+    programs = random_programs(dimensions_of("dots1"))
+    tokens, found = np.random.default_rng(0).integers(0, 61, 40), []
+    for runtime in ("aoti", "native"):
+        write(programs, tmp_path / runtime, "int4", runtime=runtime)
+        model = open_folder(tmp_path / runtime)
+        found.append(model.decode([tokens], model.new_cache(1, 40), positions=range(40))[0][0])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kit.dimensions import GEMMA3, GEMMA4, LFM2, QWEN3_5, ROFORMER, SMALL, SMALL_T5
+from kit.dimensions import (
+    DSA,
+    GEMMA3,
+    GEMMA4,
+    KIMI,
+    LFM2,
+    QWEN3_5,
+    ROFORMER,
+    SMALL,
+    SMALL_T5,
+    YOUTU,
+)
 from kit.marks import slow, soak
 from kit.models import (
     Source,
@@ -316,7 +327,7 @@ def drive(machine: type[CacheMachine], examples: int, **attributes: Any) -> None
     ("dimensions", "name"),
     [
         *((GEMMA3, runtime) for runtime in ("eager", "onnx", "native")),
-        *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4)),
+        *((dimensions, "native") for dimensions in (LFM2, QWEN3_5, GEMMA4, YOUTU, DSA, KIMI)),
     ],
     ids=lambda part: getattr(part, "architecture", part),
 )

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -152,3 +154,10 @@ def test_any_compiler_serves_that_aotinductor_would_use(monkeypatch, tmp_path):
     (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "g++").chmod(0o755)
     assert find_compiler() == str(compiler)
+
+
+@pytest.mark.parametrize("name", ["native.bundles", "aoti.target", "onnx.target"])
+def test_a_module_that_a_target_needs_can_be_imported_first(name):
+    program = f"import kvcast.runtimes.{name}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ are immutable; the buffers behind them are written in place, so only the newest 
 sequence, or an older and shorter one to roll back to, may be used.
 """
 
+import gc
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.errors import UsageError
+from kvcast.errors import KvcastError, UsageError
 from kvcast.families.programs import StreamedSource
 
 Float32 = NDArray[np.float32]
@@ -287,6 +288,30 @@ def exclusive(runtime: Any) -> ForkSafeLock:
     # Only the first caller makes one; of two at once, both get the one that was set first.
     lock: ForkSafeLock = held.get(_NAME) or held.setdefault(_NAME, ForkSafeLock())
     return lock
+
+
+def close_runtime(runtime: Any) -> None:
+    """Release a runtime's weights, threads and files, whoever still refers to it.
+
+    Every later use of it raises KvcastError.
+    """
+    with exclusive(runtime):
+        if not is_closed(runtime):
+            kind = type(runtime)
+            vars(runtime).clear()
+            # A class of the same layout, which an object can change to.
+            runtime.__class__ = type(kind.__name__, (kind,), {"__getattribute__": _refused})
+    gc.collect()  # caches refer to their runtime, in circles
+
+
+def is_closed(runtime: Any) -> bool:
+    return vars(type(runtime)).get("__getattribute__") is _refused
+
+
+def _refused(runtime: Any, name: str) -> Any:
+    if name.startswith("__"):  # Python asks for these
+        return object.__getattribute__(runtime, name)
+    raise KvcastError("the model is closed: load it again")
 
 
 def _renew_all() -> None:

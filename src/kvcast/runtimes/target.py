@@ -1,5 +1,6 @@
 """Export targets: the interface through which exporting and loading use a runtime."""
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvcast.bundle.manifest import Graph, Manifest
 from kvcast.checkpoints.base import Checkpoint
@@ -156,9 +158,20 @@ class Target(Protocol):
         """Open a checkpoint directly, on a runtime that needs no bundle."""
 
 
-TARGETS: Mapping[str, Target] = {
-    name: imported(runtime.target)() for name, runtime in RUNTIMES.items() if runtime.exports
-}
+class _Targets(UserDict[str, Any]):
+    """The targets by runtime, each imported on first use: their modules import this one."""
+
+    @override
+    def __getitem__(self, name: str) -> Target:
+        if self.data[name] is None:
+            self.data[name] = imported(RUNTIMES[name].target)()
+        target: Target = self.data[name]
+        return target
+
+
+TARGETS: Mapping[str, Target] = _Targets(
+    {name: None for name, runtime in RUNTIMES.items() if runtime.exports}
+)
 
 
 def default_runtime(request: PrecisionRequest, on_phase: OnPhase = ignore_phase) -> str:

@@ -20,7 +20,7 @@ from kvcast.bundle.manifest import Manifest
 from kvcast.families.base import Family
 from kvcast.families.programs import (
     ENCODED,
-    KEY_VALUE,
+    QUANTIZED,
     Argument,
     CacheLayers,
     ProgramSignature,
@@ -293,7 +293,7 @@ def caches_of(
         f"{prefix}_{part}_{i}": CacheTensor(
             kind=run.kind,
             shape=(sizes.rows, *shape),
-            dtype=run.dtype if part in KEY_VALUE else "float32",
+            dtype=run.dtype if part in QUANTIZED else "float32",
             window={"ring": run.capacity, "inputs": run.length or run.capacity}.get(
                 "inputs" if part == "inputs" else run.kind
             ),
@@ -311,7 +311,7 @@ def _shapes(run: CacheLayers, sizes: CallSizes, spare: int) -> list[tuple[int, .
     slots = sizes.source or run.capacity
     if run.kind not in ENCODED:
         slots = run.capacity + spare if run.kind == "ring" else sizes.length + sizes.new
-    return [(run.heads, slots, run.head_dim)] * len(run.parts)
+    return [(heads, slots, size) for heads, _, size in run.sizes]
 
 
 def shapes_of(

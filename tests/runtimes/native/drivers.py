@@ -14,7 +14,7 @@ from kvcast.machine.resources import instruction_sets
 from kvcast.runtimes.native.compiler import SOURCES
 
 _HERE = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-w")
+FLAGS = ("-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", "-w")
 _EMULATED = tuple(
     f"-DKVCAST_EMULATE_{name}"
     for name, flag in (("AMX", "amx_int8"), ("AVX_VNNI", "avx_vnni"))
@@ -22,11 +22,16 @@ _EMULATED = tuple(
 )
 
 
+def compile_object(command: Sequence[str], source: Path, to: Path) -> Path:
+    subprocess.run([*command, f"-I{SOURCES}", "-c", source, "-o", to], check=True)
+    return to
+
+
 def compile_programs(
     command: Sequence[str], folder: Path, sources: Sequence[str] = ("driver.cpp",)
 ) -> list[Path]:
     """Return a program for each source; skips where the command cannot compile anything."""
-    words = [*command, *_FLAGS, *_EMULATED]
+    words = [*command, *FLAGS, *_EMULATED]
     folder.mkdir(parents=True, exist_ok=True)
     tiny = folder / "tiny.cpp"
     tiny.write_text("int main() { return 0; }\n")
@@ -39,8 +44,7 @@ def compile_programs(
 
     def compile_one(source: Path) -> Path:
         to = folder / f"{source.parent.name}_{source.stem}.o"
-        subprocess.run([*words, f"-I{SOURCES}", "-c", source, "-o", to], check=True)
-        return to
+        return compile_object(words, source, to)
 
     # All side by side, the largest first: none is alone at the end.
     everything = [*SOURCES.rglob("*.cpp"), *(_HERE / source for source in sources)]

@@ -232,9 +232,24 @@ void hold_embeddings(Machine& with, Machine& oracle, Random& random) {
   CHECK(refused);
 }
 
+Routing any_routing(Random& random, int groups, int of_group) {
+  Routing routing = OF_CHOSEN;
+  routing.sigmoid = below(random, 2);
+  routing.normalised = below(random, 2);
+  routing.groups = groups;
+  routing.groups_each = 1 + below(random, groups);
+  routing.best = 1 + below(random, of_group);
+  return routing;
+}
+
 void hold_experts(Machine& with, Machine& oracle, Random& random) {
   const Format format = any_format(random);
-  const int tokens = 1 + below(random, 30), experts = 1 + below(random, 6), each = 1 + below(random, experts);
+  const int tokens = 1 + below(random, 30), groups = 1 + below(random, 3), of_group = 1 + below(random, 3);
+  Routing routing = any_routing(random, groups, of_group);
+  const int experts = groups * of_group, each = 1 + below(random, routing.groups_each * of_group);
+  Table bias(random, 1, experts);
+  bias.filled(random);
+  if (below(random, 2)) routing.bias = bias.row(0);
   const int width = 1 + below(random, 150), inner = 1 + below(random, 150);
   std::vector<std::unique_ptr<Weights>> up, down;
   for (int i = 0; i < experts; i++) {
@@ -269,6 +284,7 @@ void hold_experts(Machine& with, Machine& oracle, Random& random) {
     one.gate_up = {format, 2 * inner, width, ups.data()};
     one.down = {format, width, inner, downs.data()};
     one.activation = Activation::SILU;
+    one.routing = routing;
     one.out = to.row(0);
     one.out_stride = to.stride;
     mix_experts(machine, one);

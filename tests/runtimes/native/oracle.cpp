@@ -43,10 +43,10 @@ void fill_bytes(Random& random, Floats& x, bool has_sign) {
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
   const Tiles &tiles = with.gemm.of(format), &expected_tiles = plain.gemm.of(format);
-  const bool is_large = format >= Format::INT4_LARGE, is_table = format == Format::INT4_TABLE;
-  const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300), multiple = is_large ? LARGE : is_table ? GROUP : 1;
+  const bool is_large = kvcast::is_large(format), is_table = format == Format::INT4_TABLE;
+  const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300), multiple = is_large ? LARGE : is_table || format == Format::INT6_BLOCK ? GROUP : 1;
   const int outputs = 1 + below(random, BLOCK), inputs = parts(any_inputs, multiple) * multiple, rows = 1 + below(random, tiles.most_rows);
-  const int depth = format >= Format::INT8_LARGE ? FINE : GROUP;
+  const int depth = depth_of(format);
   const size_t weights = static_cast<size_t>(outputs) * inputs, groups = parts(inputs, depth);
   const size_t row_bytes = format == Format::F32 ? 4 * inputs : format == Format::INT4_MIN ? (inputs + 1) / 2 : inputs;
   const bool greatest = below(random, 8) == 0;
@@ -60,6 +60,10 @@ void hold_products(const Instructions& with, Random& random) {
     for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>(greatest ? 0x80 : random());
   if (is_table || format == Format::INT4_LARGE)
     for (size_t i = 0; i < stored.size(); i++) stored[i] = greatest ? 15 : stored[i] & 15;
+  if (format >= Format::INT6_BLOCK) {
+    const int zero = format == Format::INT6_LARGE_MIN ? 0 : 32, extreme = below(random, 2) ? 63 : 0;
+    for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>((greatest ? extreme : stored[i] & 63) - zero);
+  }
   Floats scales(format == Format::INT8 ? outputs : outputs * groups), least(outputs * groups), bias(outputs);
   fill(random, scales, 0.01f);
   fill(random, least);
@@ -68,7 +72,7 @@ void hold_products(const Instructions& with, Random& random) {
   fill(random, large_scales, 0.01f);
   fill(random, large_least);
   if (is_large) {
-    fill_bytes(random, scales, format == Format::INT8_LARGE);
+    fill_bytes(random, scales, format == Format::INT8_LARGE || format == Format::INT6_LARGE);
     fill_bytes(random, least, false);
   }
   int8_t table[TABLE];
@@ -170,7 +174,9 @@ void hold_rows(const Instructions& with, Random& random) {
 void hold_states(const Instructions& with, Random& random) {
   const int positions = 1 + below(random, 6), key_dim = 1 + below(random, 20), columns = 1 + below(random, STATE_COLUMNS);
   const size_t stride = 2 * key_dim + 1, state_stride = columns + below(random, 3);
-  Floats keys((positions - 1) * stride + 2 * key_dim), value(positions * columns), gates(2 * positions);
+  const bool by_channel = below(random, 2);
+  const int decays = by_channel ? key_dim : 1;
+  Floats keys((positions - 1) * stride + 2 * key_dim), value(positions * columns), gates((decays + 1) * positions);
   Floats state((key_dim - 1) * state_stride + columns), expected_state(state.size()), alone_state(state.size());
   Floats out(positions * columns), expected(positions * columns), alone(positions * columns);
   fill(random, keys, 0.2f);
@@ -183,7 +189,8 @@ void hold_states(const Instructions& with, Random& random) {
   w.positions = positions;
   w.key_dim = key_dim;
   w.columns = columns;
-  w.corrects = below(random, 2);
+  w.by_channel = by_channel;
+  w.corrects = by_channel || below(random, 2);
   w.skip = below(random, 2) ? number(random) : 0;
   w.query = keys.data();
   w.key = keys.data() + key_dim;
@@ -191,7 +198,7 @@ void hold_states(const Instructions& with, Random& random) {
   w.value = value.data();
   w.value_stride = w.out_stride = columns;
   w.kept = gates.data();
-  w.share = gates.data() + positions;
+  w.share = gates.data() + decays * positions;
   w.state = state.data();
   w.state_stride = state_stride;
   w.out = out.data();
@@ -203,8 +210,15 @@ void hold_states(const Instructions& with, Random& random) {
   w.state = alone_state.data();
   w.out = alone.data();
   w.positions = 1;
-  for (int s = 0; s < positions; s++, w.query += stride, w.key += stride, w.value += columns, w.kept++, w.share++, w.out += columns)
+  for (int s = 0; s < positions; s++) {
     with.rows.state(w);
+    w.query += stride;
+    w.key += stride;
+    w.value += columns;
+    w.kept += decays;
+    w.share++;
+    w.out += columns;
+  }
   CHECK(same_bits(alone.data(), out.data(), out.size() * sizeof(float)));
   CHECK(same_bits(alone_state.data(), state.data(), state.size() * sizeof(float)));
 }
@@ -545,9 +559,11 @@ void hold_tiles(const Instructions& with, Random& random) {
     any(bytes);
     for (size_t i = bytes.size(); i >= 2; i -= 2) bytes[i - 1] = (bytes[i - 1] & 0x80) | 0x3f, bytes[i - 2] |= 0x80;
   };
-  hold_dot<int32_t, int8_t, uint8_t>(random, any, amx_tiles::dot_int8<0, 3, 7>, [](int code) { return code; }, 0);
-  hold_dot<int32_t, int8_t, int8_t>(random, any, amx_tiles::dot_signed<0, 3, 7>, [](int code) { return code; }, 0);
-  hold_dot<float, uint16_t, uint16_t>(random, halves, amx_tiles::dot_bf16<0, 3, 7>, widened, 1e-4f);
+  // Lambdas: g++ -O1 cannot inline a pointer to a function that must be inlined.
+  const auto code = [](int code) { return code; };
+  hold_dot<int32_t, int8_t, uint8_t>(random, any, [] { amx_tiles::dot_int8<0, 3, 7>(); }, code, 0);
+  hold_dot<int32_t, int8_t, int8_t>(random, any, [] { amx_tiles::dot_signed<0, 3, 7>(); }, code, 0);
+  hold_dot<float, uint16_t, uint16_t>(random, halves, [] { amx_tiles::dot_bf16<0, 3, 7>(); }, widened, 1e-4f);
 }
 
 // A call of the kernels leaves no tiles behind. The processor would not say so.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.marks import slow, soak
-from runtimes.native.drivers import compile_programs
+from runtimes.native.drivers import FLAGS, compile_object, compile_programs
 
 PROGRAMS = ("driver.cpp", "oracle.cpp", "operations_oracle.cpp")
 
@@ -78,6 +78,13 @@ def test_every_instruction_set_agrees_with_plain(
 ) -> None:
     for oracle in programs[1:]:
         assert held(oracle, trials=trials) == list(expected)
+
+
+@pytest.mark.slow
+@needs_x86
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_compile_where_nothing_is_emulated(program: str, tmp_path: Path) -> None:
+    compile_object(("g++", "-O1", *FLAGS), Path(__file__).parent / program, tmp_path / "o")
 
 
 @pytest.mark.soak

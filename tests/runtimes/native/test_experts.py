@@ -1,5 +1,6 @@
 """Mixtures of experts: each token's are products that are tested elsewhere, and its alone."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,54 @@ def stacks_of(
     return up, Stack(rng, kinds[1], experts, width, inner)
 
 
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen and weighed, and the same of one token in NumPy."""
+
+    sigmoid: bool = False
+    normalised: bool = True
+    groups: int = 1
+    groups_each: int = 1
+    best: int = 1
+    epsilon: float = 0.0
+    scale: float = 1.0
+    bias: Floats | None = None
+    scales: Floats | None = None
+
+    def scores(self, logits: Floats) -> Floats:
+        return 1 / (1 + np.exp(-logits)) if self.sigmoid else np.exp(logits) / np.exp(logits).sum()
+
+    def choice(self, logits: Floats, each: int) -> NDArray[np.intp]:
+        ranks = self.scores(logits) + (0 if self.bias is None else self.bias)
+        of_groups = np.sort(ranks.reshape(self.groups, -1))[:, ::-1][:, : self.best].sum(-1)
+        lost = np.argsort(-of_groups, kind="stable")[self.groups_each :]
+        ranks.reshape(self.groups, -1)[lost] = -np.inf
+        return np.argsort(-ranks, kind="stable")[:each]
+
+    def shares(self, logits: Floats, chosen: NDArray[np.intp]) -> Floats:
+        shares: Floats = self.scores(logits)[chosen]
+        if self.normalised:
+            shares = shares / (shares.sum() + self.epsilon)
+        return shares * self.scale * (1 if self.scales is None else self.scales[chosen])
+
+
+def drawn_routing(data: st.DataObject, rng: np.random.Generator, experts: int) -> Routing:
+    """With distinct biases, or none, so that rounding decides no choice."""
+    groups = data.draw(st.sampled_from([n for n in range(1, experts + 1) if experts % n == 0]))
+    sigmoid, factors = data.draw(st.booleans()), data.draw(st.booleans())
+    return Routing(
+        sigmoid=sigmoid,
+        normalised=data.draw(st.booleans()),
+        groups=groups,
+        groups_each=data.draw(st.integers(1, groups)),
+        best=data.draw(st.integers(1, experts // groups)),
+        epsilon=0.25 if sigmoid else 0.0,
+        scale=data.draw(st.sampled_from([1.0, 2.5])),
+        bias=rng.normal(size=experts).astype(np.float32) if data.draw(st.booleans()) else None,
+        scales=rng.normal(size=experts).astype(np.float32) if factors else None,
+    )
+
+
 def mixed(
     runner: Machine,
     x: Floats,
@@ -61,12 +110,11 @@ def mixed(
     each: int,
     pad: int = 0,
     *,
-    of_all: bool = False,
+    routing: Routing = Routing(),
     clamp: tuple[float, float] = (0.0, 0.0),
     biases: tuple[Floats, Floats] | None = None,
-    scales: Floats | None = None,
 ) -> Floats:
-    chosen = set(np.argsort(-logits, axis=-1, kind="stable")[:, :each].ravel().tolist())
+    chosen = {int(i) for row in logits for i in routing.choice(row, each)}
     tiles = [stack.packed(runner, chosen) for stack in stacks]
     addresses = [guarded(np.array([tile.ctypes.data for tile in of])) for of in tiles]
     is_float = stacks[0].format == Format.F32
@@ -76,10 +124,12 @@ def mixed(
     words: list[int] = [*logits.shape, each, *flat(apart)]
     for stack, of in zip(stacks, addresses, strict=True):
         words += [stack.format, *stack.sizes, address(of)]
-    words += [*flat(floats), address(codes.data if codes else None), Activation.SILU, of_all]
+    words += [*flat(floats), address(codes.data if codes else None), Activation.SILU]
+    factors = [None if part is None else guarded(part) for part in (routing.bias, routing.scales)]
+    words += [routing.sigmoid, routing.normalised, routing.groups, routing.groups_each]
+    words += [routing.best, bits(routing.epsilon), bits(routing.scale), *map(address, factors)]
     kept = [None, None] if biases is None else [guarded(bias) for bias in biases]
-    scales = None if scales is None else guarded(scales)
-    words += [*map(bits, clamp), *map(address, kept), address(scales), *flat(out)]
+    words += [*map(bits, clamp), *map(address, kept), *flat(out)]
     call(runner, Operation.MIXTURE, *words)
     assert not pad or untouched(out)
     return out.copy()
@@ -111,11 +161,10 @@ def answer(runner: Machine, up: Matrix, down: Matrix, row: Floats) -> Floats:
     seed=st.integers(0, 2**32 - 1),
     kinds=st.tuples(formats, formats),
     tokens=st.integers(1, 12),
-    experts=st.integers(1, 6),
+    experts=st.integers(1, 12),
     width=st.integers(1, 150),
     inner=st.integers(1, 150),
     pad=st.integers(0, 40),
-    of_all=st.booleans(),
     data=st.data(),
 )
 def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
@@ -126,19 +175,19 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
     width: int,
     inner: int,
     pad: int,
-    of_all: bool,
     data: st.DataObject,
 ) -> None:
     """Experts that nobody chose have no memory, so reading them would end the process."""
     rng = np.random.default_rng(seed)
-    each = data.draw(st.integers(1, experts))
+    routing = drawn_routing(data, rng, experts)
+    each = data.draw(st.integers(1, routing.groups_each * experts // routing.groups))
     x = rng.normal(size=(tokens, width)).astype(np.float32)
-    logits = rng.integers(-3, 3, (tokens, experts)).astype(np.float32)  # equally high ones too
+    # Equally high ones too, but no two sums of different sigmoids.
+    logits = (rng.integers(-3, 3, (tokens, experts)) + 0.3).astype(np.float32)
     stacks = stacks_of(rng, kinds, experts, width, inner)
-    scales = rng.normal(size=experts).astype(np.float32) if data.draw(st.booleans()) else None
     for name in all_instructions():
         runner = machine(1, name)
-        options: dict[str, Any] = {"of_all": of_all, "scales": scales}
+        options: dict[str, Any] = {"routing": routing}
         actual = mixed(runner, x, logits, stacks, each, pad, **options)
         others = mixed(machine(3, name), x, logits, stacks, each, **options)
         np.testing.assert_array_equal(others, actual)
@@ -147,14 +196,11 @@ def test_a_token_goes_through_its_best_experts_whatever_is_beside_it(
         own = logits[token : token + 1]
         alone = mixed(machine(2, name), row, own, stacks, each, **options)
         np.testing.assert_array_equal(alone[0], actual[token])
-        best = np.argsort(-logits[token], kind="stable")[:each]
-        shares = np.exp(logits[token, best] - logits[token, best[0]])
+        best = routing.choice(logits[token], each)
         answers = np.concatenate(
             [answer(runner, stacks[0].matrices[i], stacks[1].matrices[i], row) for i in best]
         )
-        total = np.exp(own - logits[token, best[0]]).sum() if of_all else shares.sum()
-        factors = 1 if scales is None else scales[best]
-        expected = (shares / total * factors) @ answers
+        expected = routing.shares(logits[token], best) @ answers
         error = 1e-5 * np.abs(answers).max(initial=1e-6)
         np.testing.assert_allclose(actual[token], expected, atol=error, rtol=1e-5)
 
@@ -166,6 +212,9 @@ def test_a_token_goes_through_no_more_experts_than_there_are() -> None:
     for each in (0, 3):
         with pytest.raises(KvcastError, match="a token goes through"):
             mixed(machine(1, "plain"), x, logits, stacks, each)
+    for groups in (Routing(groups=2), Routing(groups=2, groups_each=3), Routing(best=3)):
+        with pytest.raises(KvcastError, match="a token's groups"):
+            mixed(machine(1, "plain"), x, logits, stacks, 2, routing=groups)
 
 
 def test_gates_may_be_clamped_and_matrices_have_biases() -> None:

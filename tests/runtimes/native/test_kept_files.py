@@ -106,7 +106,7 @@ def test_each_matrix_keeps_its_type(tmp_path: Path) -> None:
     constants = constants_of(path, BundlePrecision(quantize=OWN))
     qkv = constants[QKV]
     assert isinstance(qkv, Joined)
-    assert [part.format for part in qkv.parts] == [Format.INT4_LARGE, Format.INT8_LARGE]
+    assert [part.format for part in qkv.parts] == [Format.INT4_LARGE, Format.INT6_LARGE]
     assert [part.outputs for part in qkv.parts] == [384, 128]
     formats = {
         name.removeprefix("decoder.layers.0."): matrix.format
@@ -116,7 +116,7 @@ def test_each_matrix_keeps_its_type(tmp_path: Path) -> None:
     assert formats == {
         "attention.out.weight": Format.INT4_LARGE,
         "feed_forward.gate_up.weight": Format.INT4_LARGE,
-        "feed_forward.down.weight": Format.INT8_LARGE,
+        "feed_forward.down.weight": Format.INT6_LARGE,
         "decoder.head.weight": Format.INT4_LARGE,
     }
     assert isinstance(constants["decoder.embedding.weight"], FileRows)
@@ -126,7 +126,7 @@ def test_an_examination_tells_what_was_kept(tmp_path: Path) -> None:
     report = examine_model(str(write(tmp_path / "mixed.gguf", MIXED)), prove=True)
     held = {row["stored"]: row["held"] for row in report["weights"]}
     assert report["quantize"] == OWN
-    assert held["Q4_K, Q6_K"] == "INT4 LARGE and INT8 LARGE"
+    assert held["Q4_K, Q6_K"] == "INT4 LARGE and INT6 LARGE"
     assert held["Q4_K"] == "INT4 LARGE"
     assert all(row["kept"] for row in report["weights"])
     assert report["proof"]["tokens_equal"] == report["proof"]["tokens"]

@@ -8,15 +8,18 @@ import pytest
 
 from kit.dimensions import (
     CROSS_BIASED_T5,
+    DSA,
     GEMMA3,
     GEMMA4,
     GRANITE4,
+    KIMI,
     LFM2,
     LLAMA,
     MIXTRAL,
     QWEN3_5,
     SMALL,
     SMALL_T5,
+    YOUTU,
 )
 from kit.marks import slow
 from kit.models import bundle, encoded, input_at, opened, random_tokens, speech, text
@@ -36,6 +39,9 @@ DECODERS = {
     "qwen 3.5": QWEN3_5,
     "gemma 4": GEMMA4,
     "granite 4": GRANITE4,
+    "youtu": YOUTU,
+    "mistral_large4": DSA,
+    "kimi": KIMI,
 }
 # Gemma's layers do all that Llama's do.
 each_decoder = pytest.mark.parametrize("name", [slow("llama"), *list(DECODERS)[1:]])
@@ -130,9 +136,9 @@ def test_quantised_stays_near_fp32(name: str, rounded: dict[str, str], most: flo
     )
     # The median token: some take another expert.
     error_s = np.abs(near - exact).mean(-1) / np.abs(exact).mean(-1)
-    # Gates multiply the errors of weights.
-    gated = DECODERS[name].mixers and "quantize" in rounded
-    assert 0 < np.median(error_s) < most * (2 if gated else 1)
+    # Gates multiply the errors of weights. With an indexer tokens read other positions.
+    most *= 2 if DECODERS[name].mixers and "quantize" in rounded else 1
+    assert 0 < np.median(error_s) < most * (3 if DECODERS[name] is DSA else 1)
 
 
 def test_an_int8_cache_has_a_byte_for_a_value_and_four_for_a_scale() -> None:

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.dimensions import GEMMA3, LLAMA
+from kit.dimensions import DSA, GEMMA3, LLAMA, YOUTU
 from kit.marks import slow
 from kit.models import bundle
 from kvcast.bundle.manifest import read_bundle
+from kvcast.families.latents import Indexer
 from kvcast.runtimes.base import Float32, Int64, Runtime
 from kvcast.runtimes.native.bundles import open_bundle
 from kvcast.runtimes.native.library import instruction_sets
 from kvcast.runtimes.native.runtime import NativeRuntime
 
+_LATENTS = DSA.latents
+assert _LATENTS is not None
 # Heads of the sizes that people run, of which several share keys, and one that fills no vector.
 MODELS = {
     "llama": replace(LLAMA, heads=3, kv_heads=1, head_dim=64, attention_scale=64**-0.5),
@@ -27,6 +30,12 @@ MODELS = {
     "odd": replace(LLAMA, heads=4, kv_heads=2, head_dim=20, attention_scale=20**-0.5),
     # Rings, scores with a softcap, and sinks beside them.
     "gemma": replace(GEMMA3, windows=(300, None), sinks=True),
+    # Prompts are expanded, and steps absorbed.
+    "youtu": YOUTU,
+    # More positions than a query reads.
+    "deepseek": replace(
+        DSA, latents=replace(_LATENTS, indexer=Indexer(heads=3, dim=12, count=200, followers=(1,)))
+    ),
 }
 PRECISIONS = {
     "fp32": {"quantize": "none"},
@@ -95,8 +104,11 @@ def test_neither_chunks_nor_rows_nor_threads_change_a_bit(
 
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_prompts_are_near_to_steps_and_in_fp32_the_same(precision: str, instructions: str) -> None:
-    runtime, tokens_s = native("llama", precision, instructions), tokens(LENGTH)
+@pytest.mark.parametrize("name", ["llama", slow("youtu")])
+def test_prompts_are_near_to_steps_and_in_fp32_the_same(
+    name: str, precision: str, instructions: str
+) -> None:
+    runtime, tokens_s = native(name, precision, instructions), tokens(LENGTH)
     prompt = read(runtime, tokens_s, [LENGTH])
     logits_rpv, cache = runtime.decode([tokens_s], runtime.new_cache(1, LENGTH + 1))
     last_v = logits_rpv[0, -1].copy()

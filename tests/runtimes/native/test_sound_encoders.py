@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kvcast.models.ops.encoders import relative_scores
+from kvcast.models.ops.operations import OPERATIONS
 from kvcast.models.ops.states import channel_convolution
 from kvcast.runtimes.native.opcodes import Activation, Operation
 from runtimes.native.guarded import guarded
@@ -82,3 +83,14 @@ def test_shares_of_a_line_are_its_softmax(rows, width):
             out = guarded(np.full((rows, width), np.nan, np.float32))
             call(machine(threads, name), Operation.SOFTMAX, rows, width, *flat(x), *flat(out))
             np.testing.assert_allclose(out, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 42), (70, 348)])
+def test_moments_of_a_line(rows, width):
+    x = strided(np.random.default_rng(0).normal(3, 9, (rows, width)).astype(np.float32), width + 3)
+    expected = OPERATIONS["moments"](torch.from_numpy(np.array(x)))
+    for name in all_instructions():
+        for threads in (1, 3):
+            out = guarded(np.full((rows, 3), np.nan, np.float32))
+            call(machine(threads, name), Operation.MOMENTS, rows, width, *flat(x), *flat(out))
+            np.testing.assert_allclose(out, expected.numpy(), atol=1e-5, rtol=1e-5)

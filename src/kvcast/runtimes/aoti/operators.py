@@ -38,8 +38,9 @@ from kvcast.models.ops.attention_math import (
     split_heads,
     visible,
 )
-from kvcast.models.ops.experts import apply_gate, mixture_of_experts
+from kvcast.models.ops.experts import apply_gate, mixture_of_experts, route
 from kvcast.models.ops.states import convolve_and_keep, short_convolution
+from kvcast.runtimes.aoti import packed
 from kvcast.runtimes.lowering.torch_export import Table, taking
 from kvcast.spec.program import SelfAttention
 
@@ -284,13 +285,15 @@ def _mixture_of_experts(
     down_bias: Tensor | None = None,
     activation: str = "silu",
     scales: Tensor | None = None,
+    score: str = "softmax",
+    choice_bias: Tensor | None = None,
+    groups: list[int] | None = None,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
 ) -> Tensor:
-    logits_nk, chosen_nk = router_logits.topk(per_token, dim=-1)
-    weights_nk = logits_nk.softmax(dim=-1)
-    if not normalised:
-        weights_nk = router_logits.softmax(dim=-1).gather(-1, chosen_nk)
-    if scales is not None:
-        weights_nk = weights_nk * scales[chosen_nk]
+    weights_nk, chosen_nk = route(
+        router_logits, per_token, normalised, scales, score, choice_bias, groups, epsilon, scale
+    )
     weights_ne = torch.zeros_like(router_logits).scatter(-1, chosen_nk, weights_nk)
     mixed = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
@@ -299,6 +302,19 @@ def _mixture_of_experts(
         answer = linear(inner, down[expert], biases[1])
         mixed = mixed + weights_ne[:, expert, None] * answer
     return mixed
+
+
+def mix_routed(
+    hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int, **routing: Any
+) -> Tensor:
+    """As `mix`, with the weights that `route` returns.
+
+    The operator's are the softmax over the highest logits: of logarithms, each over their sum.
+    """
+    weights, chosen = route(logits, each, **routing)
+    logarithms = torch.full_like(logits, -torch.inf).scatter(-1, chosen, weights.log())
+    mixed = packed.mix(hidden, logarithms, gate_up, down, each)
+    return mixed * weights.sum(-1, keepdim=True)
 
 
 def multiply_by_onednn(module: GraphModule) -> None:

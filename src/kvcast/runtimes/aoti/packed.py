@@ -120,14 +120,6 @@ def mix(hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
     return torch.ops.kvcast.mix_packed(hidden, logits, gate_up, down, each)  # type: ignore[no-any-return]
 
 
-def mix_shares_of_all(
-    hidden: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, each: int
-) -> Tensor:
-    """As `mix`, with weights from a softmax over all experts, not renormalized."""
-    share = logits.softmax(dim=-1).topk(each, dim=-1).values.sum(-1, keepdim=True)
-    return mix(hidden, logits, gate_up, down, each) * share
-
-
 _SOURCE = (files("kvcast.runtimes.aoti") / "packed_calls.cpp").read_text(encoding="utf-8")
 _CALLS = _SOURCE.partition("extern ")[2].strip()
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from kvcast.errors import KvcastError
 from kvcast.runtimes.aoti import packed
-from kvcast.runtimes.aoti.operators import kept
+from kvcast.runtimes.aoti.operators import kept, mix_routed
 from kvcast.runtimes.aoti.packed import MatrixWords
 from kvcast.runtimes.native.matrices import BIAS, EXPERTS, MATRIX, Kind, Roles, kinds, store_matrix
 from kvcast.spec.stored_matrices import BlocksOf
@@ -235,6 +235,9 @@ def _look_up_in(module: GraphModule, owner: str, tokens: Any) -> Node:
 
 
 _MIXTURE = torch.ops.kvcast.mixture_of_experts.default
+_MIXED = [argument.name for argument in _MIXTURE._schema.arguments]
+_USUAL = {part.name: part.default_value for part in _MIXTURE._schema.arguments[5:]}
+_ROUTING = {"normalised", "score", "choice_bias", "groups", "epsilon", "scale"}
 _MATRIX_OF = {_LINEAR: 1, _CONVOLUTION: 1, _EMBEDDING: 0}  # which argument it is
 _ROUTED, _EXPERTS = 1, slice(2, 4)  # likewise of a mixture's
 _LOGITS = "logits"
@@ -279,13 +282,16 @@ class PackedMatrices:
         return module.graph.call_function(packed.look_up, (ids, words, width))
 
     def mixture(self, module: GraphModule, node: Node) -> Node:
-        hidden, logits, gate_up, down, each, *rest = node.args
+        hidden, logits, gate_up, down, each = node.args[:5]
         words = [self._words(module, weight, EXPERTS) for weight in (gate_up, down)]
-        normalised = node.kwargs.get("normalised", rest[0] if rest else True)
-        if rest[1:] or node.kwargs.keys() - {"normalised"}:
+        named = {**dict(zip(_MIXED, node.args, strict=False)), **node.kwargs}
+        given = {name: named.get(name, usual) for name, usual in _USUAL.items()}
+        options = {name: value for name, value in given.items() if value != _USUAL[name]}
+        routing = {name: options.pop(name) for name in _ROUTING & options.keys()}
+        if options:
             raise KvcastError("AOTInductor has no quantised experts with biases: use native")
-        form = packed.mix if normalised else packed.mix_shares_of_all
-        return module.graph.call_function(form, (hidden, logits, *words, each))
+        form = mix_routed if routing else packed.mix
+        return module.graph.call_function(form, (hidden, logits, *words, each), routing)
 
     def _words(self, module: GraphModule, weight: Any, label: str) -> Node | None:
         name, owner = _name(weight), _owner(weight)

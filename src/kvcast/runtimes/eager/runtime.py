@@ -167,7 +167,7 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
         return layers
     slots = min(run.capacity if run.kind == "ring" else capacity, capacity)
     ring = TurningRing(run.capacity, slots) if run.kind == "ring" else None
-    return [Layer((run.heads, slots, run.head_dim), torch.float32, ring)] * 2
+    return [Layer((heads, slots, size), torch.float32, ring) for heads, _, size in run.sizes]
 
 
 class TorchDecoderOnly(TorchRuntime):

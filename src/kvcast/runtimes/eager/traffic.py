@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from kvcast.models.executor import TorchModel, TorchProgram
 from kvcast.models.ops.attention import cross_attention, self_attention, shared_attention
+from kvcast.models.ops.latents import latent_attention, select_positions
 from kvcast.models.ops.states import convolve_and_keep
 from kvcast.runtimes.eager.quantize import quantize_matrices
 from kvcast.runtimes.traffic import (
@@ -39,6 +40,8 @@ _KERNELS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.kvcast.self_attention.default: self_attention._init_fn,
     torch.ops.kvcast.shared_attention.default: shared_attention._init_fn,
     torch.ops.kvcast.cross_attention.default: cross_attention._init_fn,
+    torch.ops.kvcast.latent_attention.default: latent_attention._init_fn,
+    torch.ops.kvcast.select_positions.default: select_positions._init_fn,
     torch.ops.kvcast.short_convolution.default: convolve_and_keep,
 }
 """Operators over caches, and the functions that they run."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.runtimes.native.library import TILE, Format
-from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation, Word
+from kvcast.runtimes.native.opcodes import STRUCTS, Activation, Dtype, Element, Operation, Word
 from kvcast.runtimes.native.plan_builder import Builder, Experts, Joined, Matrix
 from kvcast.runtimes.native.values import (
     NOTHING,
@@ -118,6 +118,11 @@ def _mixture_of_experts(
     down_bias: NDArray[Any] | None = None,
     activation: str = "silu",
     scales: NDArray[Any] | None = None,
+    score: str = "softmax",
+    choice_bias: NDArray[Any] | None = None,
+    groups: Sequence[int] | None = None,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
 ) -> Value:
     tokens, width = x.sizes
     up, last, experts = gate_up.matrices[0], down.matrices[0], len(gate_up.matrices)
@@ -126,6 +131,18 @@ def _mixture_of_experts(
     expect(last.outputs == width and logits.sizes == (tokens, experts), "experts' outputs")
     out = Value.fresh(x.sizes, Dtype.F32)
     lines = builder.lines(logits)
+    count, groups_each, best = groups or (1, 1, 1)
+    routing = STRUCTS["Routing"].words(
+        sigmoid=int(score == "sigmoid"),
+        normalised=int(normalised),
+        groups=count,
+        groups_each=groups_each,
+        best=best,
+        epsilon=float(epsilon),
+        scale=float(scale),
+        bias=_expert_bias(builder, choice_bias, (experts,)),
+        scales=_expert_bias(builder, scales, (experts,)),
+    )
     builder.emit(
         Operation.MIXTURE,
         tokens=tokens,
@@ -137,12 +154,11 @@ def _mixture_of_experts(
         down=down.words,
         **factors(builder, builder.lines(x), up),
         activation=int(Activation[activation.upper()]),
-        shares_of_all=int(not normalised),
+        routing=routing,
         alpha=float(alpha),
         limit=float(limit),
         gate_up_bias=_expert_bias(builder, gate_up_bias, (experts, up.outputs)),
         down_bias=_expert_bias(builder, down_bias, (experts, width)),
-        scales=_expert_bias(builder, scales, (experts,)),
         out=out.address,
         out_stride=width,
     )

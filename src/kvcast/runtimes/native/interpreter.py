@@ -61,8 +61,8 @@ class Interpreter:
             self.constants[argument]
             for program in self.programs.values()
             for step in program.steps
-            if step.operation == "self_attention"
-            for argument in step.arguments[_ANGLES]
+            if step.operation in ("self_attention", "latent_attention")
+            for argument in (*step.arguments[_ANGLES], step.keywords.get("cosines"))
             if argument is not None
         ]
         return min(map(len, tables), default=None)

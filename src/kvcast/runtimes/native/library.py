@@ -43,6 +43,9 @@ class Format(IntEnum):
     INT4_LARGE = 5
     INT8_LARGE = 6
     INT8_LARGE_MIN = 7
+    INT6_BLOCK = 8
+    INT6_LARGE = 9
+    INT6_LARGE_MIN = 10
 
 
 @cache

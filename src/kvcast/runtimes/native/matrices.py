@@ -102,7 +102,10 @@ def _checked(
 
 
 _DECODE, _ENCODE, _LOGITS = "decode", "encode", "logits"
-_EXPERTS = "mixture_of_experts"
+_SMALL = {"mixture_of_experts": 1, "select_positions": 2}
+"""Arguments that a small product makes on which a choice depends, by operation."""
+_STACKS = ("mixture_of_experts", "latent_attention")
+"""Operations whose matrices are stacks: one for each expert or head."""
 
 
 class Kind(Enum):
@@ -127,7 +130,7 @@ class Roles:
 
 def roles_of(program: Program) -> Roles:
     return Roles(
-        products=program.matrices("linear") | program.matrices(_EXPERTS),
+        products=program.matrices("linear").union(*map(program.matrices, _STACKS)),
         convolutions=program.matrices("conv1d") | program.matrices("conv2d"),
         tables=program.matrices("embedding"),
         heads=set(_heads(program)),
@@ -239,8 +242,9 @@ def _crosses(step: Step) -> bool:
 def _routers(program: Program) -> Iterator[str]:
     by_name = {step.name: step for step in program.steps}
     for step in program.steps:
-        if step.operation == _EXPERTS:
-            yield by_name[step.arguments[1].name].arguments[1].name
+        logits = _SMALL.get(step.operation)
+        if logits is not None:
+            yield by_name[step.arguments[logits].name].arguments[1].name
 
 
 def _heads(program: Program) -> Iterator[str]:

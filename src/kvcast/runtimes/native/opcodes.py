@@ -42,6 +42,11 @@ class Operation(IntEnum):
     GROUP_NORM = 23
     WINDOW_ATTENTION = 24
     SOFTMAX = 25
+    HEAD_PRODUCTS = 26
+    SELECT_POSITIONS = 27
+    LATENT_ATTENTION = 28
+    EXPANDED_ATTENTION = 29
+    MOMENTS = 30
 
 
 class Dtype(IntEnum):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.runtimes.native import attention, gemm
+from kvcast.runtimes.native import attention, gemm, latents
 from kvcast.runtimes.native.opcodes import Activation, Dtype, Element, Operation
 from kvcast.runtimes.native.plan_builder import Builder, Matrix
 from kvcast.runtimes.native.values import (
@@ -101,6 +101,19 @@ def _softmax(builder: Builder, x: Value) -> Value:
         width=lines.width,
         x=flat(lines),
         out=flat_words(out.address, lines.width),
+    )
+    return out
+
+
+def _moments(builder: Builder, x: Value) -> Value:
+    lines = builder.lines(x)
+    out = Value.fresh((*x.sizes[:-1], 3), Dtype.F32)
+    builder.emit(
+        Operation.MOMENTS,
+        rows=lines.rows,
+        width=lines.width,
+        x=flat(lines),
+        out=flat_words(out.address, 3),
     )
     return out
 
@@ -258,9 +271,12 @@ def _delta_rule(
     state: Value,
     lengths: Value,
     key_heads: int,
+    *,
+    most: float = 1.0,
+    least: float = 0.0,
 ) -> Value:
     given = decay, bias, state, lengths, key_heads
-    return _rewritten(builder, x, share, step, *given, skip=None)
+    return _rewritten(builder, x, share, step, *given, skip=None, most=most, least=least)
 
 
 def _selective_scan(
@@ -290,6 +306,8 @@ def _rewritten(
     key_heads: int,
     *,
     skip: NDArray[Any] | None,
+    most: float = 1.0,
+    least: float = 0.0,
 ) -> Value:
     rows, new, width = x.sizes
     held, heads, key_dim, value_dim = state.sizes
@@ -297,10 +315,12 @@ def _rewritten(
     expect(width == 2 * key_heads * key_dim + heads * value_dim, "heads of a state")
     expect(is_cache(state) and state.dtype == Dtype.F32, "a state")
     expect(state.strides[1] == key_dim * value_dim, "a state")
-    for gate in filter(None, (share, step)):
-        expect(gate.sizes == (rows, new, heads), "gates of a state")
-    for array in (decay, bias, skip):
-        fits = array is None or (array.shape == (heads,) and array.dtype == np.float32)
+    decays = max(step.sizes[-1] // heads, 1)
+    expect(decays == 1 or (decays == key_dim and share is not None), "decays of a state")
+    expect(step.sizes == (rows, new, heads * decays), "gates of a state")
+    expect(share is None or share.sizes == (rows, new, heads), "gates of a state")
+    for array, each in ((decay, 1), (bias, decays), (skip, 1)):
+        fits = array is None or (array.shape == (heads * each,) and array.dtype == np.float32)
         expect(fits, "gates of a state")
     expect_lengths(lengths, rows)
     out = Value.fresh((rows, new, heads * value_dim), Dtype.F32)
@@ -314,9 +334,12 @@ def _rewritten(
         value_dim=value_dim,
         x=flat(builder.lines(x)),
         share=flat_words(NOTHING, 0) if share is None else flat(builder.lines(share)),
+        most=most,
+        decays=decays,
         step=flat(builder.lines(step)),
         decay=builder.outer(decay).address,
         bias=builder.outer(bias).address,
+        least=float(least),
         skip=NOTHING if skip is None else builder.outer(skip).address,
         state=state.address,
         state_stride=state.strides[0],
@@ -335,6 +358,7 @@ def _rewrite(builder: Builder, state: Value, x: Value) -> Value:
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **gemm.OPERATIONS,
     **attention.OPERATIONS,
+    **latents.OPERATIONS,
     "short_convolution": _short_convolution,
     "delta_rule": _delta_rule,
     "selective_scan": _selective_scan,
@@ -342,6 +366,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "index_select": _index_select,
     "softmax": _softmax,
+    "moments": _moments,
     "add": _pointwise(Element.ADD),
     "sub": _pointwise(Element.SUB),
     "mul": _pointwise(Element.MUL),

@@ -330,7 +330,10 @@ def _layers(run: CacheLayers, capacity: int) -> list[Layer]:
     if run.kind == "ring":
         ring = TurningRing(run.capacity, run.capacity)
         return [Layer((run.heads, run.capacity, _line(run)), run.dtype, ring)] * 2
-    return [Layer((run.heads, capacity, _line(run)), run.dtype)] * 2
+    return [
+        Layer((heads, capacity, size + _line(run) - run.head_dim), run.dtype)
+        for heads, _, size in run.sizes
+    ]
 
 
 def _line(run: CacheLayers) -> int:

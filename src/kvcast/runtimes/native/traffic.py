@@ -216,6 +216,14 @@ class _Counter:
                 read = min(slots, sizes.seen(fields["window"])) * line
                 if fields["offsets"] is None:
                     written = min(slots, sizes.new) * line
+            case Operation.LATENT_ATTENTION if fields["most"]:
+                read = min(sizes.length, fields["most"] - 1) * line
+                written = sizes.new * line if _writes(fields) else 0
+            case Operation.LATENT_ATTENTION | Operation.EXPANDED_ATTENTION:
+                read = sizes.length * line
+                written = sizes.new * line if _writes(fields) else 0
+            case Operation.SELECT_POSITIONS:
+                read, written = sizes.length * line, sizes.new * line
             case Operation.SHORT_CONVOLUTION:
                 read = sizes.seen(fields["length"]) * line
                 written = min(slots, sizes.new) * line
@@ -231,6 +239,11 @@ class _Counter:
             case _:
                 copied = size  # an instruction that was not made for caches
         self.tally.cache(name, by, size, read=read, written=written, copied=copied)
+
+
+def _writes(fields: Mapping[str, Any]) -> bool:
+    """Return whether there are new latents; the cache may be an earlier layer's."""
+    return bool(fields["held"]["latent"]["stride"])
 
 
 def _count(fields: Mapping[str, Any]) -> int:

@@ -65,6 +65,7 @@ _MAKERS: Mapping[str, Callable[[Weights, Machine, Constant], Any]] = {
     "conv1d": lambda weights, machine, constant: weights.convolution(machine, constant),
     "conv2d": lambda weights, machine, constant: weights.convolution(machine, constant),
     "mixture_of_experts": lambda weights, machine, constant: weights.experts(machine, constant),
+    "latent_attention": lambda weights, machine, constant: weights.experts(machine, constant),
 }
 """How the constants of an operation are made."""
 
@@ -181,7 +182,9 @@ class CheckpointWeights(Weights):
 
     @override
     def experts(self, machine: Machine, constant: Constant) -> Experts:
-        rows, (count, each, _) = self._rows(constant.name), self._shapes[constant.name]
+        derived = self._constants.get(constant.name)
+        shape = self._shapes[constant.name] if derived is None else derived.shape
+        rows, (count, each, _) = self._rows(constant.name), shape
         parts = [rows.part(slice(i * each, (i + 1) * each)) for i in range(count)]
         format_ = self._format(constant.name, rows)
         return Experts.of([self._tiles(machine, format_, part, None) for part in parts])
@@ -194,7 +197,7 @@ class CheckpointWeights(Weights):
         rows = self._rows_of(name)
         if rows is not None:
             return rows
-        array = self._tensors[name]
+        array = self._constants[name] if name in self._constants else self._tensors[name]
         return FileRows.of_floats(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
     def _packed(self, machine: Machine, constant: Constant, rows: FileRows) -> Matrix:
@@ -216,10 +219,10 @@ class CheckpointWeights(Weights):
 _OWN_FORMATS: Mapping[Encoding, Format] = {
     **{Encoding.Q4_0: Format.INT4_TABLE, Encoding.IQ4_NL: Format.INT4_TABLE},
     **{Encoding.MXFP4: Format.INT4_TABLE, Encoding.Q4_1: Format.INT4_MIN},
-    **{Encoding.Q5_0: Format.INT8_BLOCK, Encoding.Q8_0: Format.INT8_BLOCK},
-    **{Encoding.Q4_K: Format.INT4_LARGE, Encoding.Q6_K: Format.INT8_LARGE},
-    **{Encoding.Q3_K: Format.INT8_LARGE, Encoding.IQ4_XS: Format.INT8_LARGE},
-    **{Encoding.Q2_K: Format.INT8_LARGE_MIN, Encoding.Q5_K: Format.INT8_LARGE_MIN},
+    **{Encoding.Q5_0: Format.INT6_BLOCK, Encoding.Q8_0: Format.INT8_BLOCK},
+    **{Encoding.Q4_K: Format.INT4_LARGE, Encoding.IQ4_XS: Format.INT8_LARGE},
+    **{Encoding.Q3_K: Format.INT6_LARGE, Encoding.Q6_K: Format.INT6_LARGE},
+    **{Encoding.Q2_K: Format.INT8_LARGE_MIN, Encoding.Q5_K: Format.INT6_LARGE_MIN},
 }
 """The formats that hold encodings' own codes."""
 

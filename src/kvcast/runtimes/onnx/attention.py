@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from kvcast.runtimes.onnx.graph_writer import CONTRIB, GraphWriter, Shape, broadcast, dims, number
+from kvcast.runtimes.onnx.graph_writer import CONTRIB, GraphWriter, Shape, dims, number
 from kvcast.spec.program import Constant, SelfAttention
 
 INT8_CACHE = {
@@ -73,7 +73,7 @@ def self_attention(
 
 def _first_positions(write: GraphWriter, bias_rhsc: ir.Value, total: ir.Value) -> ir.Value:
     """Cut a bias off after the longest row, as the kernel expects."""
-    end = write.node("Unsqueeze", [write.cast(total, _INT64), write.integers(0)], _INT64, [1])
+    end = write.unsqueezed(write.cast(total, _INT64), 0)
     given = [bias_rhsc, write.integers(0), end, write.integers(3)]
     return write.node("Slice", given, _FLOAT, [*dims(bias_rhsc)[:3], "total"])
 
@@ -145,9 +145,9 @@ def short_convolution(
     factors = write.array(kernel.name)
     length, (rows, _, _, width) = len(factors), dims(past)
     held = write.node("Squeeze", [past, write.integers(1)], _FLOAT, [rows, *dims(past)[2:]])
-    count = _column(write, write.cast(lengths, _INT64), 1)
-    before = _with(write, "Add", count, write.integers(*range(1 - length, 0)))
-    places = _with(write, "Mod", before, write.size(past, 2))
+    count = write.unsqueezed(write.cast(lengths, _INT64), 1)
+    before = write.arithmetic("Add", count, write.integers(*range(1 - length, 0)))
+    places = write.arithmetic("Mod", before, write.size(past, 2))
     read = _taken(write, held, places)
     given = [_at_least(write, before, 0), read, write.number(0.0)]
     read = write.node("Where", given, _FLOAT, dims(read))
@@ -157,8 +157,8 @@ def short_convolution(
         span = write.integers(i), write.integers(i + 1 - length or _END), write.integers(1)
         part = write.node("Slice", [inputs, *span], _FLOAT, dims(x))
         factor = write.constant(f"{kernel.name}.{i}", np.ascontiguousarray(factors[i]))
-        product = _with(write, "Mul", part, factor)
-        mixed = product if mixed is None else _with(write, "Add", product, mixed)
+        product = write.arithmetic("Mul", part, factor)
+        mixed = product if mixed is None else write.arithmetic("Add", product, mixed)
     if mixed is None:
         raise ValueError("a convolution has no positions")
     write.changed[past.name or ""] = _turned(write, held, inputs, count, write.size(x, 1), length)
@@ -174,18 +174,18 @@ def _turned(
     length: int,
 ) -> ir.Value:
     """Return the ring [r, 1, c, w] of `held` [r, c, w] after `new` more of `inputs`."""
-    rows, slots, width = dims(held)
-    last = _with(write, "Sub", _with(write, "Add", count, new), write.integers(1))
+    slots = dims(held)[1]
+    last = write.arithmetic("Sub", write.arithmetic("Add", count, new), write.integers(1))
     size = write.scalar(write.size(held, 1))
     ends = write.number(0, _INT64), size, write.number(1, _INT64)
     each = write.node("Range", ends, _INT64, [slots])
     # How long ago the newest position of a slot was.
-    ago = _with(write, "Mod", _with(write, "Sub", last, each), size)
-    newest = _with(write, "Sub", _with(write, "Sub", last, ago), count)
-    places = _with(write, "Add", newest, write.integers(length - 1))
-    taken = _taken(write, inputs, _with(write, "Max", places, write.integers(0)))
+    ago = write.arithmetic("Mod", write.arithmetic("Sub", last, each), size)
+    newest = write.arithmetic("Sub", write.arithmetic("Sub", last, ago), count)
+    places = write.arithmetic("Add", newest, write.integers(length - 1))
+    taken = _taken(write, inputs, write.arithmetic("Max", places, write.integers(0)))
     ring = write.node("Where", [_at_least(write, newest, 0), taken, held], _FLOAT, dims(held))
-    return write.node("Unsqueeze", [ring, write.integers(1)], _FLOAT, [rows, 1, slots, width])
+    return write.unsqueezed(ring, 1)
 
 
 def delta_rule(
@@ -198,6 +198,9 @@ def delta_rule(
     state: ir.Value,
     lengths: ir.Value,
     key_heads: int,
+    *,
+    most: float = 1.0,
+    least: float = 0.0,
 ) -> ir.Value:
     """Update states [r, h, k, v] by new positions in sequence, reading them at each."""
     heads, key_dim, value_dim = map(number, dims(state)[1:])
@@ -207,20 +210,19 @@ def delta_rule(
     parts = [(_FLOAT, [rows, new, width]) for width in widths]
     query, key, value = write.nodes("Split", [x, write.integers(*widths)], parts, axis=2)
     query, key = (_unit_heads(write, part, heads, key_dim) for part in (query, key))
-    query = _with(write, "Mul", query, write.number(key_dim**-0.5))
-    factors = write.constant(f"{decay.name}.factor", -np.exp(write.array(decay.name)))
-    steps = _with(write, "Add", step, write.constant(bias.name))
-    steps = _with(write, "Mul", write.node("Softplus", [steps], _FLOAT, dims(step)), factors)
+    query = write.arithmetic("Mul", query, write.number(key_dim**-0.5))
+    kept, decays = _kept(write, step, decay, bias, least)
+    shares = write.node("Sigmoid", [share], _FLOAT, dims(share))
     each = [
         (query, 1, key_dim),
         (key, 1, key_dim),
         (key, key_dim, 1),
         (value, 1, value_dim),
-        (write.node("Exp", [steps], _FLOAT, dims(step)), 1, 1),
-        (write.node("Sigmoid", [share], _FLOAT, dims(share)), 1, 1),
+        (kept, decays, 1),
+        (shares if most == 1 else write.arithmetic("Mul", shares, write.number(most)), 1, 1),
     ]
     scanned = [_by_head(write, part, heads, *sizes) for part, *sizes in each]
-    is_there = _column(write, write.cast(lengths, _BOOL), 1, 2, 3)
+    is_there = write.unsqueezed(write.cast(lengths, _BOOL), 1, 2, 3)
     matrix = write.node("Where", [is_there, state, write.number(0.0)], _FLOAT, dims(state))
     mixed_shape = [rows, new, heads, 1, value_dim]
     after, mixed = write.nodes(
@@ -234,6 +236,23 @@ def delta_rule(
     )
     write.changed[state.name or ""] = after
     return write.reshaped(mixed, [0, 0, heads * value_dim])
+
+
+def _kept(
+    write: GraphWriter, step: ir.Value, decay: Constant, bias: Constant, least: float
+) -> tuple[ir.Value, int]:
+    """Return decays of states [r, s, h * n], and n: 1, or the size of a head of keys."""
+    rates, shape = np.exp(write.array(decay.name)), dims(step)
+    decays = number(shape[-1]) // len(rates)
+    factors = np.repeat(rates if least else -rates, decays)
+    by = write.constant(f"{decay.name}.factor", factors)
+    steps = write.arithmetic("Add", step, write.constant(bias.name))
+    if least:
+        share = write.node("Sigmoid", [write.arithmetic("Mul", steps, by)], _FLOAT, shape)
+        logarithms = write.arithmetic("Mul", share, write.number(least))
+    else:
+        logarithms = write.arithmetic("Mul", write.node("Softplus", [steps], _FLOAT, shape), by)
+    return write.node("Exp", [logarithms], _FLOAT, shape), decays
 
 
 def _position(state: Shape, each: Sequence[Sequence[int]]) -> ir.Graph:
@@ -271,12 +290,12 @@ def _unit_heads(write: GraphWriter, flat: ir.Value, heads: int, size: int) -> ir
     """[r, s, g * k] to [r, s, h * k], with heads of length 1, repeated for the heads of values."""
     groups = number(dims(flat)[2]) // size
     split = write.reshaped(flat, [0, 0, groups, 1, size])
-    squares = _with(write, "Mul", split, split)
+    squares = write.arithmetic("Mul", split, split)
     shape = [*dims(split)[:-1], 1]
     summed = write.node("ReduceSum", [squares, write.integers(-1)], _FLOAT, shape, keepdims=1)
-    summed = _with(write, "Add", summed, write.number(_EPSILON))
+    summed = write.arithmetic("Add", summed, write.number(_EPSILON))
     lengths = write.node("Sqrt", [summed], _FLOAT, shape)
-    unit = _with(write, "Div", split, lengths)
+    unit = write.arithmetic("Div", split, lengths)
     if heads > groups:
         repeats = [unit] * (heads // groups)
         shape = [*dims(split)[:3], heads // groups, size]
@@ -289,23 +308,11 @@ def _by_head(write: GraphWriter, x: ir.Value, heads: int, *sizes: int) -> ir.Val
     return write.reshaped(x, [0, 0, heads, *sizes])
 
 
-def _with(write: GraphWriter, operator: str, x: ir.Value, other: ir.Value) -> ir.Value:
-    shape = broadcast(dims(x), dims(other))
-    return write.node(operator, [x, other], x.dtype, shape)
-
-
 def _at_least(write: GraphWriter, x: ir.Value, least: int) -> ir.Value:
     given = [x, write.number(least, _INT64)]
-    return _column(write, write.node("GreaterOrEqual", given, _BOOL, dims(x)), 2)
+    return write.unsqueezed(write.node("GreaterOrEqual", given, _BOOL, dims(x)), 2)
 
 
 def _taken(write: GraphWriter, x: ir.Value, places: ir.Value) -> ir.Value:
     shape = [*dims(places), dims(x)[2]]
-    return write.node("GatherND", [x, _column(write, places, 2)], x.dtype, shape, batch_dims=1)
-
-
-def _column(write: GraphWriter, x: ir.Value, *axes: int) -> ir.Value:
-    shape = dims(x)
-    for axis in axes:
-        shape.insert(axis, 1)
-    return write.node("Unsqueeze", [x, write.integers(*axes)], x.dtype, shape)
+    return write.node("GatherND", [x, write.unsqueezed(places, 2)], x.dtype, shape, batch_dims=1)

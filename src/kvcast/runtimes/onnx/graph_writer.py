@@ -179,6 +179,20 @@ class GraphWriter:
             target = self.node("Concat", parts, ir.DataType.INT64, [len(sizes)], axis=0)
         return self.node("Reshape", [x, target], x.dtype, shape)
 
+    def arithmetic(
+        self, operator: str, *operands: ir.Value, dtype: ir.DataType | None = None
+    ) -> ir.Value:
+        """Broadcast operands through an elementwise operator; without a dtype, into theirs."""
+        shape = broadcast(*map(dims, operands))
+        return self.node(operator, operands, dtype or operands[0].dtype, shape)
+
+    def unsqueezed(self, x: ir.Value, *axes: int) -> ir.Value:
+        """Return x with axes of size 1 at these indices of the result, in ascending order."""
+        shape = dims(x)
+        for axis in axes:
+            shape.insert(axis, 1)
+        return self.node("Unsqueeze", [x, self.integers(*axes)], x.dtype, shape)
+
     def scalar(self, size: ir.Value) -> ir.Value:
         return self.node("Squeeze", [size], size.dtype, [])
 

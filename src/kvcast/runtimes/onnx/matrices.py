@@ -182,8 +182,7 @@ class Blocks(Matrix):
         order = [*range(1, len(shape)), 0]
         by_row = [*dims(ids), count]
         rest_nsb = write.node("Transpose", [rest_bns], ir.DataType.FLOAT, by_row, perm=order)
-        given = [rest_nsb, write.integers(-1)]
-        rest_nsb1 = write.node("Unsqueeze", given, ir.DataType.FLOAT, [*by_row, 1])
+        rest_nsb1 = write.unsqueezed(rest_nsb, len(by_row))
         whole = write.node("Add", [blocks, rest_nsb1], ir.DataType.FLOAT, dims(blocks))
         return write.reshaped(whole, [*[0] * len(dims(ids)), content.inputs])
 

@@ -21,8 +21,8 @@ from kvcast.runtimes.onnx.cache_quantization import (
     int8_cross_attention,
     scaled_codes,
 )
+from kvcast.runtimes.onnx.experts import mixture_of_experts
 from kvcast.runtimes.onnx.graph_writer import (
-    CONTRIB,
     GraphWriter,
     Matrix,
     Shape,
@@ -127,60 +127,6 @@ def _rms_norm(write: GraphWriter, x: ir.Value, gain: Constant, epsilon: float) -
     return write.node("SimplifiedLayerNormalization", given, _FLOAT, dims(x), **attributes)
 
 
-def _mixture_of_experts(
-    write: GraphWriter,
-    x: ir.Value,
-    logits: ir.Value,
-    gate_up: Constant,
-    down: Constant,
-    each: int,
-    *,
-    normalised: bool = True,
-    alpha: float = 0.0,
-    limit: float = 0.0,
-    gate_up_bias: Constant | None = None,
-    down_bias: Constant | None = None,
-) -> ir.Value:
-    # The kernel takes gate and up interleaved.
-    gate_up_eix = write.array(gate_up.name)
-    gate_eix, up_eix = np.split(gate_up_eix, 2, axis=1)
-    interleaved = np.stack([gate_eix, up_eix], axis=2).reshape(gate_up_eix.shape)
-    biases: list[ir.Value | None] = [None, None]
-    if gate_up_bias is not None and down_bias is not None:
-        halves = np.split(write.array(gate_up_bias.name), 2, axis=1)
-        both = np.stack(halves, axis=2).reshape(len(gate_up_eix), -1)
-        biases = [write.constant(gate_up_bias.name, both), write.constant(down_bias.name)]
-    matrices = [write.constant(gate_up.name, interleaved), biases[0], write.constant(down.name)]
-    clamped = {"swiglu_limit": limit} if limit else {}
-    mixed = write.node(
-        "MoE",
-        [x, logits, *matrices, biases[1]],
-        _FLOAT,
-        dims(x),
-        CONTRIB,
-        activation_type="swiglu",
-        activation_alpha=alpha if limit else 1.0,
-        activation_beta=1.0 if limit else 0.0,
-        **clamped,
-        k=each,
-        normalize_routing_weights=1,
-        swiglu_fusion=1,
-    )
-    return mixed if normalised else _arithmetic("Mul", write, mixed, _chosen(write, logits, each))
-
-
-def _chosen(write: GraphWriter, logits: ir.Value, each: int) -> ir.Value:
-    """Return the softmax over all experts, [n, 1] of a token's expert.
-
-    Without normalization the kernel takes the logits themselves as routing weights.
-    """
-    tokens, _ = dims(logits)
-    shares = write.node("Softmax", [logits], _FLOAT, dims(logits), axis=-1)
-    results = [(_FLOAT, [tokens, each]), (_INT64, [tokens, each])]
-    best, _ = write.nodes("TopK", [shares, write.integers(each)], results, axis=-1)
-    return write.node("ReduceSum", [best, write.integers(-1)], _FLOAT, [tokens, 1], keepdims=1)
-
-
 def _embedding(write: GraphWriter, table: Constant, ids: ir.Value) -> ir.Value:
     return write.matrix(table.name).lookup(write, ids)
 
@@ -209,9 +155,7 @@ def _operands(write: GraphWriter, *given: Any) -> list[ir.Value]:
 def _arithmetic(
     operator: str, write: GraphWriter, *given: Any, dtype: ir.DataType | None = None
 ) -> ir.Value:
-    values = _operands(write, *given)
-    shape = broadcast(*map(dims, values))
-    return write.node(operator, values, dtype or values[0].dtype, shape)
+    return write.arithmetic(operator, *_operands(write, *given), dtype=dtype)
 
 
 def _where(write: GraphWriter, condition: ir.Value, chosen: Any, other: Any) -> ir.Value:
@@ -250,7 +194,7 @@ def _arange(write: GraphWriter, count: ir.Value, *, dtype: str) -> ir.Value:
 
 def _positions(write: GraphWriter, tokens: ir.Value, lengths: ir.Value) -> ir.Value:
     new = _arange(write, write.size(tokens, 1), dtype="int64")
-    return _arithmetic("Add", write, _unsqueeze(write, lengths, 1), new)
+    return _arithmetic("Add", write, write.unsqueezed(lengths, 1), new)
 
 
 def _to(write: GraphWriter, x: ir.Value, dtype: str) -> ir.Value:
@@ -261,12 +205,6 @@ def _cat(write: GraphWriter, parts: Sequence[ir.Value], axis: int) -> ir.Value:
     shape = dims(parts[0])
     shape[axis] = sum(number(dims(part)[axis]) for part in parts)
     return write.node("Concat", parts, parts[0].dtype, shape, axis=axis)
-
-
-def _unsqueeze(write: GraphWriter, x: ir.Value, axis: int) -> ir.Value:
-    shape = dims(x)
-    shape.insert(axis, 1)
-    return write.node("Unsqueeze", [x, write.integers(axis)], x.dtype, shape)
 
 
 def _flatten(write: GraphWriter, x: ir.Value, first: int = 0, last: int = -1) -> ir.Value:
@@ -322,7 +260,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "short_convolution": _short_convolution,
     "delta_rule": delta_rule,
     "gated": _gated,
-    "mixture_of_experts": _mixture_of_experts,
+    "mixture_of_experts": mixture_of_experts,
     "embedding": _embedding,
     "index_select": _index_select,
     "add": partial(_arithmetic, "Add"),
@@ -347,7 +285,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "cat": _cat,
     "contiguous": lambda _, x: x,
     "transpose": GraphWriter.transposed_axes,
-    "unsqueeze": _unsqueeze,
+    "unsqueeze": GraphWriter.unsqueezed,
     "flatten": _flatten,
     "unflatten": _unflatten,
     "view": GraphWriter.reshaped,

@@ -113,6 +113,22 @@ void window_attention(Machine& machine, const WindowAttention& w) {
   });
 }
 
+void moments(Machine& machine, const MomentsWords& w) {
+  for_rows(machine, w.rows, w.width, [&](int row) {
+    const float* const x = w.x.data + row * w.x.stride;
+    float* const out = w.out.data + row * w.out.stride;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < w.width; i++) {
+      sum += x[i];
+      squares += static_cast<double>(x[i]) * x[i];
+    }
+    const double mean = sum / w.width, of_squares = squares / w.width;
+    out[0] = static_cast<float>(mean);
+    out[1] = static_cast<float>(std::sqrt(std::max(0.0, of_squares - mean * mean)));
+    out[2] = static_cast<float>(std::sqrt(of_squares));
+  });
+}
+
 void softmax(Machine& machine, const SoftmaxWords& w) {
   for_rows(machine, w.rows, w.width, [&](int row) {
     machine.with.scores.softmax(w.x.data + row * w.x.stride, w.width, w.out.data + row * w.out.stride);

@@ -10,18 +10,102 @@
 namespace kvcast {
 namespace {
 
+// A token's experts, in the order in which they are chosen, and their shares.
+class Choice {
+ public:
+  explicit Choice(const Mixture& of)
+      : of_(of), by_(of.routing), of_group_(of.experts / by_.groups), ranks_(of.experts), taken_(of.experts) {}
+
+  void operator()(const float* logits, int* chosen, float* shares) {
+    rank(logits);
+    if (by_.groups_each < by_.groups) keep_best_groups();
+    take_best(ranks_.data(), of_.experts, of_.each, chosen);
+    weigh(logits, chosen, shares);
+  }
+
+ private:
+  // Logits are in the order of scores, where nothing is added to these.
+  void rank(const float* logits) {
+    std::copy_n(logits, of_.experts, ranks_.begin());
+    if (by_.bias == nullptr && by_.groups_each == by_.groups) return;
+    const float most = *std::max_element(logits, logits + of_.experts);
+    float total = 0;
+    for (float& rank : ranks_) {
+      rank = by_.sigmoid ? sigmoid(rank) : std::exp(rank - most);
+      total += rank;
+    }
+    for (int i = 0; i < of_.experts; i++) {
+      if (!by_.sigmoid) ranks_[i] /= total;
+      if (by_.bias != nullptr) ranks_[i] += by_.bias[i];
+    }
+  }
+
+  void keep_best_groups() {
+    std::vector<float> scores(by_.groups);
+    std::vector<int> best(std::max(by_.best, by_.groups_each));
+    for (int group = 0; group < by_.groups; group++) {
+      const float* const ranks = &ranks_[group * of_group_];
+      take_best(ranks, of_group_, by_.best, best.data());
+      for (int i = 0; i < by_.best; i++) scores[group] += ranks[best[i]];
+    }
+    take_best(scores.data(), by_.groups, by_.groups_each, best.data());
+    for (int group = 0; group < by_.groups; group++) {
+      const auto first = ranks_.begin() + group * of_group_;
+      if (!taken_[group]) std::fill(first, first + of_group_, -INFINITY);
+    }
+  }
+
+  void take_best(const float* values, int count, int wanted, int* found) {
+    std::fill(taken_.begin(), taken_.end(), 0);
+    for (int i = 0; i < wanted; i++) {
+      int best = -1;
+      for (int j = 0; j < count; j++)
+        if (!taken_[j] && (best < 0 || values[j] > values[best])) best = j;
+      taken_[best] = 1;
+      found[i] = best;
+    }
+  }
+
+  void weigh(const float* logits, const int* chosen, float* shares) const {
+    float most = logits[chosen[0]], total = 0;
+    for (int i = 0; i < of_.each; i++) most = std::max(most, logits[chosen[i]]);
+    if (!by_.normalised) most = *std::max_element(logits, logits + of_.experts);
+    for (int i = 0; i < of_.each; i++) {
+      const float logit = logits[chosen[i]];
+      shares[i] = by_.sigmoid ? sigmoid(logit) : std::exp(logit - most);
+      total += shares[i];
+    }
+    if (by_.sigmoid) {
+      total = by_.normalised ? total + by_.epsilon : 1;
+    } else if (!by_.normalised) {
+      total = 0;
+      for (int expert = 0; expert < of_.experts; expert++) total += std::exp(logits[expert] - most);
+    }
+    for (int i = 0; i < of_.each; i++) shares[i] *= by_.scale * (by_.scales ? by_.scales[chosen[i]] : 1) / total;
+  }
+
+  static float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+  const Mixture& of_;
+  const Routing& by_;
+  const int of_group_;
+  std::vector<float> ranks_;
+  std::vector<char> taken_;  // of the last that were to choose from
+};
+
 // Which experts tokens go through. A token has a line for each of them; lines are sorted by expert.
 struct Routes {
   std::vector<int> first;        // [experts + 1]: where each expert's lines begin
   std::vector<int> token;        // [lines]
-  std::vector<int> line;         // [tokens, each], from the highest logit on
+  std::vector<int> line;         // [tokens, each], from the one chosen first on
   std::vector<int> chosen;       // likewise
   std::vector<float> share;      // [tokens, each]
   int most = 0;                  // lines of an expert
 
   explicit Routes(const Mixture& of)
       : first(of.experts + 1), token(of.tokens * of.each), line(token.size()), chosen(token.size()), share(token.size()) {
-    for (int t = 0; t < of.tokens; t++) choose(of, of.logits + t * of.logits_stride, &chosen[t * of.each], &share[t * of.each]);
+    Choice choose(of);
+    for (int t = 0; t < of.tokens; t++) choose(of.logits + t * of.logits_stride, &chosen[t * of.each], &share[t * of.each]);
     for (int expert : chosen) first[expert + 1]++;
     most = *std::max_element(first.begin(), first.end());
     for (int expert = 0; expert < of.experts; expert++) first[expert + 1] += first[expert];
@@ -30,26 +114,6 @@ struct Routes {
       line[i] = next[chosen[i]]++;
       token[line[i]] = static_cast<int>(i) / of.each;
     }
-  }
-
- private:
-  static void choose(const Mixture& of, const float* logits, int* chosen, float* share) {
-    float total = 0;
-    for (int i = 0; i < of.each; i++) {
-      int best = -1;
-      for (int expert = 0; expert < of.experts; expert++) {
-        if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
-        if (best < 0 || logits[expert] > logits[best]) best = expert;
-      }
-      chosen[i] = best;
-      share[i] = std::exp(logits[best] - logits[chosen[0]]);
-      total += share[i];
-    }
-    if (of.shares_of_all) {
-      total = 0;
-      for (int expert = 0; expert < of.experts; expert++) total += std::exp(logits[expert] - logits[chosen[0]]);
-    }
-    for (int i = 0; i < of.each; i++) share[i] *= (of.scales ? of.scales[chosen[i]] : 1) / total;
   }
 };
 

@@ -11,7 +11,7 @@ namespace kvcast {
 
 constexpr int BLOCK = 64;       // inputs that share a scale of a row, and outputs of a tile
 constexpr int GROUP = 32;       // inputs of an output that share a scale in the formats of blocks
-constexpr int FINE = 16;        // likewise in the formats of large blocks with 8 bits
+constexpr int FINE = 16;        // likewise in the formats of large blocks with 6 or 8 bits
 constexpr int LARGE = 256;      // inputs of a large block: its groups' scales are integers, times the block's scale
 constexpr int TABLE = 16;       // values that 4-bit codes may map to
 constexpr int MOST_ROWS = 6;    // rows of a product: 6 x 4 sums and 4 weights fit in 32 registers
@@ -38,7 +38,15 @@ struct Rounded {
   }
 };
 
-constexpr int FORMATS = 8, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
+// The inputs of a group, in the formats of groups.
+inline int depth_of(Format format) {
+  return format == Format::INT8_LARGE || format == Format::INT8_LARGE_MIN || format == Format::INT6_LARGE ? FINE : GROUP;
+}
+
+// Whether a format has large blocks.
+inline bool is_large(Format format) { return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK; }
+
+constexpr int FORMATS = 11, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
 
 // Some outputs of a stored matrix, up to BLOCK.
 struct Stored {
@@ -100,13 +108,14 @@ constexpr int STATE_COLUMNS = 32;  // of a matrix that stays in the first cache
 struct StateColumns {
   int positions, key_dim, columns;
   bool corrects;       // delta rule: the share is of the value minus the state's prediction for the key
+  bool by_channel;     // whether decay is per key channel, not per head; of the delta rule alone
   float skip;          // share of the value that is added to a position's result
   const float* query;  // [key_dim]; likewise key
   const float* key;
   size_t stride;
   const float* value;  // [columns]
   size_t value_stride;
-  const float* kept;   // of each position the decay of the state, and the share that is added
+  const float* kept;   // of each position the decay of the state, [1] or [key_dim], and the share that is added
   const float* share;
   float* state;  // [key_dim, columns]
   size_t state_stride;

@@ -110,6 +110,7 @@ int mix(const kvcast_matrix* gate_up, const kvcast_matrix* down, const float* x,
     mixture.stride = in.stride;
     mixture.in = in.rounded;
     mixture.activation = Activation::SILU;
+    mixture.routing = OF_CHOSEN;
     mixture.out = out;
     mixture.out_stride = mixture.gate_up.inputs;
     mix_experts(with.machine, mixture);

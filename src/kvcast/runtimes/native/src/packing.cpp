@@ -29,15 +29,14 @@ class CodedRows {
   void resize(Format format, size_t inputs) {
     format_ = format;
     inputs_ = inputs;
-    const bool is_large = format >= Format::INT4_LARGE, is_fine = format >= Format::INT8_LARGE;
-    groups_ = format == Format::INT8 ? 1 : inputs / (is_fine ? FINE : GROUP);
+    groups_ = format == Format::INT8 ? 1 : inputs / depth_of(format);
     bytes_ = format == Format::F32 ? 0 : has_pairs() ? inputs / 2 : inputs;
     numbers_.resize(format == Format::F32 ? BLOCK * inputs : inputs);
     codes_.resize(BLOCK * bytes_);
     scales_.resize(BLOCK * groups_);
     least_.resize(has_least() ? BLOCK * groups_ : 0);
-    large_scales_.resize(is_large ? BLOCK * (inputs / LARGE) : 0);
-    large_least_.resize(is_large && has_least() ? BLOCK * (inputs / LARGE) : 0);
+    large_scales_.resize(is_large(format) ? BLOCK * (inputs / LARGE) : 0);
+    large_least_.resize(is_large(format) && has_least() ? BLOCK * (inputs / LARGE) : 0);
   }
 
   // Row n of the rows being packed.
@@ -70,7 +69,9 @@ class CodedRows {
 
  private:
   bool has_pairs() const { return format_ == Format::INT4_MIN; }
-  bool has_least() const { return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN; }
+  bool has_least() const {
+    return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN || format_ == Format::INT6_LARGE_MIN;
+  }
 
   template <class Number>
   static Number* at(std::vector<Number>& all, size_t n, size_t each) {
@@ -87,7 +88,7 @@ class CodedRows {
 
 void pack_rows(Machine& machine, Format format, bool own, int outputs, int inputs, const FileRows& from, const float* bias,
                uint8_t* tiles) {
-  if (format >= Format::INT4_LARGE && inputs % LARGE) throw std::invalid_argument("rows without whole blocks");
+  if (is_large(format) && inputs % LARGE) throw std::invalid_argument("rows without whole blocks");
   const Tiles& of = machine.with.gemm.of(format);
   const size_t bytes = of.bytes(inputs);
   machine.threads.run(parts(outputs, BLOCK), [&](int tile) {

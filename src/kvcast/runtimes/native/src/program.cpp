@@ -162,6 +162,10 @@ void execute(Machine& machine, const SelfAttention& w) {
   self_attention(machine, w);
 }
 
+void execute(Machine& machine, const HeadProducts& w) { multiply_heads(machine, w); }
+void execute(Machine& machine, const PositionSelection& w) { select_positions(machine, w); }
+void execute(Machine& machine, const LatentAttention& w) { latent_attention(machine, w); }
+void execute(Machine& machine, const ExpandedAttention& w) { expanded_attention(machine, w); }
 void execute(Machine& machine, const CrossAttention& w) { cross_attention(machine, w); }
 void execute(Machine& machine, const WholeAttention& w) { whole_attention(machine, w); }
 void execute(Machine& machine, const Storing& w) { store(machine, w); }
@@ -173,6 +177,8 @@ void execute(Machine& machine, const ShortConvolution& w) {
 
 void execute(Machine& machine, const RewriteStates& w) {
   if (w.key_heads < 1 || w.value_heads % w.key_heads != 0) throw std::invalid_argument("heads of keys do not fit");
+  if (w.decays != 1 && (w.decays != w.key_dim || w.share.data == nullptr))
+    throw std::invalid_argument("decays do not fit");
   rewrite_states(machine, w);
 }
 
@@ -197,8 +203,18 @@ void execute(Machine& machine, const SoftmaxWords& w) {
   softmax(machine, w);
 }
 
+void execute(Machine& machine, const MomentsWords& w) {
+  if (w.width < 1) throw std::invalid_argument("there are no numbers to average");
+  moments(machine, w);
+}
+
 void execute(Machine& machine, const MixtureWords& w) {
   if (w.each < 1 || w.each > w.experts) throw std::invalid_argument("a token goes through one expert to all");
+  const Routing& by = w.routing;
+  const int of_group = by.groups < 1 ? 0 : w.experts / by.groups;
+  if (of_group * by.groups != w.experts || by.groups_each > by.groups || by.groups_each * of_group < w.each ||
+      by.best < 1 || by.best > of_group)
+    throw std::invalid_argument("a token's groups have no experts for it");
   Mixture mixture{};
   mixture.tokens = w.tokens;
   mixture.experts = w.experts;
@@ -211,12 +227,11 @@ void execute(Machine& machine, const MixtureWords& w) {
   mixture.stride = w.stride;
   mixture.in = MaybeRounded(w.rounded_x, w.tokens, w.gate_up.inputs).value;
   mixture.activation = w.activation;
-  mixture.shares_of_all = w.shares_of_all;
+  mixture.routing = w.routing;
   mixture.alpha = w.alpha;
   mixture.limit = w.limit;
   mixture.gate_up_bias = w.gate_up_bias;
   mixture.down_bias = w.down_bias;
-  mixture.scales = w.scales;
   mixture.out = w.out;
   mixture.out_stride = w.out_stride;
   mix_experts(machine, mixture);

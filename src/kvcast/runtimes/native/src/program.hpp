@@ -23,6 +23,10 @@ void self_attention(Machine&, const SelfAttention&);
 void store(Machine&, const Storing&);
 void cross_attention(Machine&, const CrossAttention&);
 void whole_attention(Machine&, const WholeAttention&);
+void multiply_heads(Machine&, const HeadProducts&);
+void select_positions(Machine&, const PositionSelection&);
+void latent_attention(Machine&, const LatentAttention&);
+void expanded_attention(Machine&, const ExpandedAttention&);
 
 // Convolutions of each channel by itself: with its last inputs, and with its neighbours.
 
@@ -57,6 +61,7 @@ void rotate(Machine&, const Rotation&);
 void group_norm(Machine&, const GroupNorm&);
 void window_attention(Machine&, const WindowAttention&);
 void softmax(Machine&, const SoftmaxWords&);
+void moments(Machine&, const MomentsWords&);
 
 // A mixture of experts: each token goes through the few that its router scores highest.
 
@@ -66,8 +71,8 @@ inline Matrix matrix_of(const Stack& stack, int expert) {
 }
 
 // kvcast::mixture_of_experts: x through gate and up, the gate's activation times up, and down; times the
-// softmax over the logits of the chosen experts, or of all, summed from the highest down. Of equal ones the first is
-// taken. Experts that no token chose are not read. A token's result depends on that token alone.
+// experts' shares, summed from the one chosen first on. Of equal experts or groups the first is taken. Experts that no
+// token chose are not read. A token's result depends on that token alone.
 struct Mixture {
   int tokens, experts, each;  // each: how many a token goes through
   const float* logits;        // [tokens, experts]
@@ -78,15 +83,17 @@ struct Mixture {
   Stack gate_up;  // [2 * inner, k], gate above up
   Stack down;     // [k, inner]
   Activation activation;
-  bool shares_of_all;  // the softmax is over all experts' logits
+  Routing routing;
   float alpha, limit;  // above 0: gates up to the limit, times a sigmoid of alpha times them; up within it, and 1 more
   const float* gate_up_bias;  // [experts, 2 * inner]; null: none
   const float* down_bias;     // [experts, k]; null: none
-  const float* scales;        // [experts], factors on shares; null: none
   float* out;  // [tokens, k]
   size_t out_stride;
 };
 void mix_experts(Machine&, const Mixture&);
+
+// Shares are the softmax over the logits of the experts with the highest ones.
+constexpr Routing OF_CHOSEN = {false, true, 1, 1, 1, 0, 1, nullptr, nullptr};
 
 // How tokens attend to speech, for their places in time, and how likely they were; instructions.def describes each.
 

@@ -15,6 +15,7 @@ constexpr float EPSILON = 1e-6f;  // of the lengths of queries and keys
 constexpr int WORTH_PACKING = 4;  // positions: fewer do not pay for a copy of the matrix
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 // What positions share of values, and keep of matrices; of the delta rule also queries and keys of unit length. Those of
 // a head lie side by side, for each is read several times.
@@ -23,35 +24,36 @@ class Prepared {
   Prepared(Machine& machine, const RewriteStates& w)
       : w_(w), rows_(machine.with.rows), lines_(w.rows * w.new_positions), corrects_(w.share.data != nullptr),
         rates_(w.value_heads) {
-    const size_t gates = 2 * lines_ * w.value_heads, units = corrects_ ? 2 * lines_ * keys() : 0;
-    gates_ = reinterpret_cast<float*>(machine.space.of((gates + units) * sizeof(float)));
-    units_ = gates_ + gates;
-    for (int head = 0; head < w.value_heads; head++) rates_[head] = -std::exp(w.decay[head]);
+    const size_t shares = lines_ * w.value_heads, decays = shares * w.decays, units = corrects_ ? 2 * lines_ * keys() : 0;
+    kept_ = reinterpret_cast<float*>(machine.space.of((decays + shares + units) * sizeof(float)));
+    shares_ = kept_ + decays;
+    units_ = shares_ + shares;
+    for (int head = 0; head < w.value_heads; head++) rates_[head] = std::exp(w.decay[head]);
     if (!corrects_) return;
     const float unit = 1 / std::sqrt(static_cast<float>(w.key_dim));
     query_gain_.assign(w.key_dim, unit * unit);
     key_gain_.assign(w.key_dim, unit);
   }
 
-  void prepare(int line) const {
-    for (int head = 0; head < w_.value_heads; head++) {
-      const float step = softplus(w_.step.data[line * w_.step.stride + head] + w_.bias[head]);
-      kept(line, head)[0] = std::exp(rates_[head] * step);
-      share(line, head)[0] = corrects_ ? 1 / (1 + std::exp(-w_.share.data[line * w_.share.stride + head])) : step;
-    }
-    if (!corrects_) return;
+  void prepare(int line, int head) const {
+    const int first = head * w_.decays;
+    const float* const steps = w_.step.data + line * w_.step.stride + first;
+    for (int i = 0; i < w_.decays; i++) kept(line, head)[i] = std::exp(decay(head, steps[i] + w_.bias[first + i]));
+    share(line, head)[0] = corrects_ ? w_.most * sigmoid(w_.share.data[line * w_.share.stride + head])
+                                     : softplus(steps[0] + w_.bias[first]);
+    if (!corrects_ || head >= w_.key_heads) return;
     const float* const x = w_.x.data + line * w_.x.stride;
-    for (int head = 0; head < 2 * w_.key_heads; head++)
-      rows_.rms_norm(x + head * w_.key_dim, (head < w_.key_heads ? query_gain_ : key_gain_).data(),
-                     EPSILON / w_.key_dim, w_.key_dim, unit(line, head));
+    for (const int each : {head, w_.key_heads + head})
+      rows_.rms_norm(x + each * w_.key_dim, (each == head ? query_gain_ : key_gain_).data(), EPSILON / w_.key_dim,
+                     w_.key_dim, unit(line, each));
   }
 
   bool corrects() const { return corrects_; }
   size_t lines() const { return lines_; }
   size_t keys() const { return static_cast<size_t>(w_.key_heads) * w_.key_dim; }
-  int numbers() const { return static_cast<int>(2 * keys() + 8 * w_.value_heads); }  // of a line, by their time
-  float* kept(int line, int head) const { return gates_ + head * lines_ + line; }
-  float* share(int line, int head) const { return kept(line, w_.value_heads + head); }
+  int numbers() const { return 2 * w_.key_dim + 4 + 4 * w_.decays; }  // of a head, by their time
+  float* kept(int line, int head) const { return kept_ + (head * lines_ + line) * w_.decays; }
+  float* share(int line, int head) const { return shares_ + head * lines_ + line; }
 
   const float* query(int line, int head) const {
     return corrects_ ? unit(line, head) : w_.x.data + line * w_.x.stride + head * w_.key_dim;
@@ -62,12 +64,16 @@ class Prepared {
  private:
   float* unit(int line, int head) const { return units_ + (head * lines_ + line) * w_.key_dim; }
 
+  float decay(int head, float step) const {
+    return w_.least < 0 ? w_.least * sigmoid(rates_[head] * step) : -rates_[head] * softplus(step);
+  }
+
   const RewriteStates& w_;
   const Rows& rows_;
   const size_t lines_;
   const bool corrects_;
   std::vector<float> rates_, query_gain_, key_gain_;
-  float *gates_, *units_;
+  float *kept_, *shares_, *units_;
 };
 
 // Some columns of a head's state, in one row.
@@ -79,6 +85,7 @@ StateColumns columns_of(const RewriteStates& w, const Prepared& prepared, int ro
   columns.key_dim = w.key_dim;
   columns.columns = std::min(STATE_COLUMNS, w.value_dim - first);
   columns.corrects = prepared.corrects();
+  columns.by_channel = w.decays > 1;
   columns.skip = w.skip == nullptr ? 0 : w.skip[head];
   columns.query = prepared.query(line, key_head);
   columns.key = prepared.key(line, key_head);
@@ -124,7 +131,8 @@ void rewrite(const Rows& rows, const StateColumns& columns, bool is_new) {
 
 void rewrite_states(Machine& machine, const RewriteStates& w) {
   const Prepared prepared(machine, w);
-  for_rows(machine, static_cast<int>(prepared.lines()), prepared.numbers(), [&](int line) { prepared.prepare(line); });
+  for_rows(machine, static_cast<int>(prepared.lines()) * w.value_heads, prepared.numbers(),
+           [&](int i) { prepared.prepare(i / w.value_heads, i % w.value_heads); });
   const int blocks = parts(w.value_dim, STATE_COLUMNS), each = w.value_heads * blocks;
   const int numbers = w.new_positions * w.key_dim * std::min(STATE_COLUMNS, w.value_dim);
   for_rows(machine, w.rows * each, numbers, [&](int i) {

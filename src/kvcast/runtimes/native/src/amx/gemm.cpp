@@ -89,6 +89,11 @@ class Groups {
     }
     if constexpr (Of::CODES_ARE == groups::Coded::BYTES)
       unpack_bytes(part + Of::codes(of_part), DEPTH, to.codes + i * DEPTH * HALF);
+    else if constexpr (Of::CODES_ARE == groups::Coded::SIXES)
+      for (int k = 0; k < DEPTH; k += groups::QUARTER)
+        groups::with_index<4>((step * DEPTH + k) % BLOCK / groups::QUARTER, [&](auto quarter) {
+          unpack_quarter<decltype(quarter)::value>(part + Of::codes(of_part), to.codes + (i * DEPTH + k) * HALF);
+        });
     else
       unpack_nibbles(part + Of::codes(of_part), to.codes + i * DEPTH * HALF);
   }
@@ -126,6 +131,15 @@ class Groups {
       _mm512_store_si512(to + i, number(pairs));
       _mm512_store_si512(to + BYTES + i, number(_mm512_srli_epi16(pairs, 4)));
     }
+  }
+
+  template <int INDEX>
+  INLINE void unpack_quarter(const uint8_t* from, int8_t* to) const {
+    for (int k = 0; k < groups::QUARTER; k += 4, from += 3 * QUADS, to += QUADS)
+      for (int i = 0; i < QUADS; i += 64) {
+        const __m512i low = _mm512_loadu_si512(from + INDEX / 2 * QUADS + i), high = _mm512_loadu_si512(from + 2 * QUADS + i);
+        _mm512_store_si512(to + i, _mm512_sub_epi8(sixes<INDEX>(low, high), _mm512_set1_epi8(Of::ZERO)));
+      }
   }
 
   const uint8_t *parts_, *behind_;
@@ -303,6 +317,9 @@ const Gemm amx_gemm = {
         tiles<Groups<Format::INT4_LARGE, Int4Large>>(),
         tiles<Groups<Format::INT8_LARGE, Int8Large>>(),
         tiles<Groups<Format::INT8_LARGE_MIN, Int8LargeMin>>(),
+        tiles<Groups<Format::INT6_BLOCK, Int6Block>>(),
+        tiles<Groups<Format::INT6_LARGE, Int6Large>>(),
+        tiles<Groups<Format::INT6_LARGE_MIN, Int6LargeMin>>(),
     },
 };
 

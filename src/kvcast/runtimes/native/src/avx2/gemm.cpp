@@ -20,6 +20,11 @@ INLINE void add(__m256i& sum, __m256i weights, __m256i row) {
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+// Weights are 0 .. 63.
+INLINE void add_sixes(__m256i& sum, __m256i weights, __m256i row) {
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, row), _mm256_set1_epi16(1)));
+}
+
 // A group's 8 pairs of products, 15 * 127 each at most, fit into 16 bits.
 INLINE void add_nibbles(__m256i& sum, __m256i weights, __m256i row) {
   sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, row));

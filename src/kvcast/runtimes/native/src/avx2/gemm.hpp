@@ -4,6 +4,7 @@
 // have SIGNS, which stored codes are xored with, and
 //   begin(offset): the initial sum of products of such codes and a row's, for the row's offset;
 //   add(sum, weights, row): four such products for each of 8 outputs;
+//   add_sixes(sum, weights, row): likewise, weights are 0 .. 63;
 //   add_nibbles(sum, weights, row): likewise, weights are 0 .. 15;
 //   end_nibbles(sum): sums of a group of nibbles.
 // So it includes nothing itself and defines nothing that two files could share.
@@ -205,6 +206,37 @@ INLINE void dot_nibbles(const uint8_t* weights, __m256i numbers, const int8_t* c
     for (int z = 0; z < PAIR; z++) sums[m][z] = end_nibbles(sums[m][z]);
 }
 
+// sums += four inputs of a quarter of a block of codes of 6 bits x codes.
+template <int INDEX, int ROWS>
+INLINE void dot_sixes(const uint8_t* weights, const int8_t* codes, size_t stride, __m256i sums[ROWS][PAIR]) {
+  constexpr int QUADS = 4 * STRIP;
+  __m256i w[PAIR];
+  for (int z = 0; z < PAIR; z++) {
+    const __m256i low = load_codes(weights + INDEX / 2 * QUADS + z * 32), high = load_codes(weights + 2 * QUADS + z * 32);
+    const __m256i nibbles = INDEX % 2 ? _mm256_srli_epi16(low, 4) : low;
+    const __m256i bits = INDEX == 3 ? _mm256_srli_epi16(high, 2) : _mm256_slli_epi16(high, (4 - 2 * INDEX) & 15);
+    w[z] = _mm256_or_si256(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)), _mm256_and_si256(bits, _mm256_set1_epi8(0x30)));
+  }
+  for (int m = 0; m < ROWS; m++) {
+    const __m256i y = four(codes + INDEX * QUARTER + m * stride);
+    for (int z = 0; z < PAIR; z++) add_sixes(sums[m][z], w[z], y);
+  }
+}
+
+// sums = one of a block's groups x codes.
+template <class Of, int INDEX, int ROWS>
+INLINE void dot_group(const uint8_t* weights, const int8_t* codes, size_t stride, const int32_t* offsets, size_t apart,
+                      __m256i sums[ROWS][PAIR]) {
+  constexpr int EACH = Of::DEPTH / QUARTER, FIRST = INDEX * EACH;
+  for (int m = 0; m < ROWS; m++)
+    for (int z = 0; z < PAIR; z++) sums[m][z] = _mm256_set1_epi32(offsets[m * apart] / 128 * Of::ZERO);
+#pragma GCC unroll 1
+  for (int k = 0; k < QUARTER; k += 4, weights += 3 * 4 * STRIP, codes += 4) {
+    dot_sixes<FIRST, ROWS>(weights, codes, stride, sums);
+    if constexpr (EACH == 2) dot_sixes<FIRST + 1, ROWS>(weights, codes, stride, sums);
+  }
+}
+
 template <class Of>
 struct Strip {
   static size_t bytes(int inputs) { return strip_bytes<Of>(inputs); }
@@ -229,6 +261,11 @@ struct Strip {
           for (int m = 0; m < ROWS; m++)
             for (int z = 0; z < PAIR; z++) sums[m][z] = begin(offsets[m * steps + step]);
           dot_quads<ROWS>(weights, Of::DEPTH, codes, in.inputs, sums);
+        } else if constexpr (Of::CODES_ARE == Coded::SIXES) {
+          with_index<OF_BLOCK>(i % OF_BLOCK, [&](auto index) {
+            const int8_t* block = in.codes + step / OF_BLOCK * BLOCK;
+            dot_group<Of, decltype(index)::value, ROWS>(weights, block, in.inputs, offsets + step, steps, sums);
+          });
         } else {
           dot_nibbles<Of::CODES_ARE, ROWS>(weights, numbers, codes, in.inputs, offsets + step, steps, sums);
         }
@@ -270,5 +307,8 @@ constexpr Gemm GEMM = {
         groups::TILES<Int4Large>,
         groups::TILES<Int8Large>,
         groups::TILES<Int8LargeMin>,
+        groups::TILES<Int6Block>,
+        groups::TILES<Int6Large>,
+        groups::TILES<Int6LargeMin>,
     },
 };

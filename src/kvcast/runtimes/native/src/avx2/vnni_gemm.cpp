@@ -25,6 +25,7 @@ INLINE __m256i begin(int32_t offset) { return _mm256_set1_epi32(offset); }
 // In assembly, which needs no function that is compiled for processors with VNNI alone.
 INLINE void add(__m256i& sum, __m256i weights, __m256i row) { asm(DOT " %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(row)); }
 
+INLINE void add_sixes(__m256i& sum, __m256i weights, __m256i row) { add(sum, weights, row); }
 INLINE void add_nibbles(__m256i& sum, __m256i weights, __m256i row) { add(sum, weights, row); }
 INLINE __m256i end_nibbles(__m256i sum) { return sum; }
 

@@ -131,8 +131,8 @@ INLINE float round(const __m512 (&x)[MOST], int vectors, __m512i (&codes)[MOST])
   float most;
   std::memcpy(&most, &bits, sizeof most);
   const __m512 inverse = _mm512_set1_ps(most >= SMALLEST ? 127.f / most : 0.f);
-  for (int i = 0; i < vectors; i++)  // NaN comes as the least integer, whose low byte is 0
-    codes[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
+  for (int i = 0; i < vectors; i++)  // NaN comes as the least integer, two of which overflow
+    codes[i] = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse)), _mm512_set1_epi32(-127));
   return most < SMALLEST ? 0.f : most / 127.f;
 }
 

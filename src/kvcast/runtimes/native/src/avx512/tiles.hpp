@@ -11,6 +11,7 @@ namespace kvcast {
 
 constexpr int HALF = BLOCK / 2;
 constexpr int PAIR = HALF / 16;  // vectors of a half
+constexpr int QUADS = 4 * HALF;  // bytes of four codes of each output
 
 AVX512_BEGIN
 
@@ -27,6 +28,14 @@ INLINE Vector bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512
 INLINE Vector signed_bytes(const uint8_t* at, int z) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(at, z))); }
 
 #include "vec/strips.hpp"
+
+// The codes of one of four quarters (SIXES), of which `low` has the nibbles of two and `high` the other bits.
+template <int QUARTER_OF_BLOCK>
+INLINE __m512i sixes(__m512i low, __m512i high) {
+  const __m512i nibbles = QUARTER_OF_BLOCK % 2 ? _mm512_srli_epi16(low, 4) : low;
+  const __m512i bits = QUARTER_OF_BLOCK == 2 ? high : _mm512_rol_epi32(high, (4 - 2 * QUARTER_OF_BLOCK) & 31);
+  return _mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)), _mm512_and_si512(bits, _mm512_set1_epi8(0x30)));
+}
 
 }  // namespace
 

@@ -230,6 +230,28 @@ INLINE void dot_nibbles(const uint8_t* weights, int8x16_t numbers, const int8_t*
   }
 }
 
+// A group of a block of codes of 6 bits, from `quarter` on, x codes.
+template <class Of, class Sums>
+INLINE void dot_sixes(const uint8_t* weights, int quarter, const int8_t* codes, size_t stride, int32x4_t sums[Sums::LINES][TWOS]) {
+  constexpr int SIDES = SIDE * STRIP;
+  zero<Sums>(sums);
+  for (int end = quarter + Of::DEPTH / QUARTER; quarter < end; quarter++) {
+    const int8x16_t down = vdupq_n_s8(static_cast<int8_t>(-4 * (quarter % 2))), turn = vdupq_n_s8(static_cast<int8_t>(4 - 2 * quarter));
+    const uint8_t *low = weights + quarter / 2 * SIDES, *high = weights + 2 * SIDES;
+#pragma GCC unroll 1
+    for (int k = 0; k < QUARTER; k += SIDE, low += 3 * SIDES, high += 3 * SIDES, codes += SIDE) {
+      int8x16_t x[Sums::LINES];
+      for (int m = 0; m < Sums::LINES; m++) x[m] = Sums::load(codes, stride, m);
+      for (int z = 0; z < TWOS; z++) {
+        const uint8x16_t nibbles = vandq_u8(vshlq_u8(vld1q_u8(low + z * 16), down), vdupq_n_u8(15));
+        const uint8x16_t bits = vandq_u8(vshlq_u8(vld1q_u8(high + z * 16), turn), vdupq_n_u8(0x30));
+        const int8x16_t w = vsubq_s8(vreinterpretq_s8_u8(vorrq_u8(nibbles, bits)), vdupq_n_s8(Of::ZERO));
+        for (int m = 0; m < Sums::LINES; m++) sums[m][z] = Sums::add(sums[m][z], x[m], w);
+      }
+    }
+  }
+}
+
 template <class Of>
 struct Strip {
   static size_t bytes(int inputs) { return strip_bytes<Of>(inputs); }
@@ -252,6 +274,8 @@ struct Strip {
         int32x4_t sums[Sums::LINES][TWOS];
         if constexpr (Of::CODES_ARE == Coded::BYTES)
           dot_codes<Sums>(weights, Of::DEPTH, codes, in.inputs, sums);
+        else if constexpr (Of::CODES_ARE == Coded::SIXES)
+          dot_sixes<Of, Sums>(weights, i % OF_BLOCK * (Of::DEPTH / QUARTER), codes, in.inputs, sums);
         else
           dot_nibbles<Of::CODES_ARE, Sums>(weights, numbers, codes, in.inputs, sums);
         for (int m = 0; m < ROWS; m++) {
@@ -310,7 +334,11 @@ void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, fl
   {groups::bytes_of<Int4Large>, groups::pack<Int4Large>, groups::unpack<Int4Large>, multiply<groups::Strip<Int4Large>>}, \
   {groups::bytes_of<Int8Large>, groups::pack<Int8Large>, groups::unpack<Int8Large>, multiply<groups::Strip<Int8Large>>}, \
   {groups::bytes_of<Int8LargeMin>, groups::pack<Int8LargeMin>, groups::unpack<Int8LargeMin>,                           \
-   multiply<groups::Strip<Int8LargeMin>>}
+   multiply<groups::Strip<Int8LargeMin>>},                                                                             \
+  {groups::bytes_of<Int6Block>, groups::pack<Int6Block>, groups::unpack<Int6Block>, multiply<groups::Strip<Int6Block>>}, \
+  {groups::bytes_of<Int6Large>, groups::pack<Int6Large>, groups::unpack<Int6Large>, multiply<groups::Strip<Int6Large>>}, \
+  {groups::bytes_of<Int6LargeMin>, groups::pack<Int6LargeMin>, groups::unpack<Int6LargeMin>,                           \
+   multiply<groups::Strip<Int6LargeMin>>}
 
 constexpr int SUMS = 24;  // more than four units have in flight
 

@@ -328,6 +328,9 @@ const Gemm plain_gemm = {
         Wide<true, GROUP>::tiles(),
         Wide<false, FINE>::tiles(),
         Wide<true, FINE>::tiles(),
+        Wide<false, GROUP>::tiles(),
+        Wide<false, FINE>::tiles(),
+        Wide<true, GROUP>::tiles(),
     },
 };
 

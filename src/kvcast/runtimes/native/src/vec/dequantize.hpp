@@ -280,7 +280,7 @@ bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, 
       std::memcpy(codes, block + 2, GROUP);
       return half_at(block);
     });
-  if (format == Format::INT8_BLOCK && encoding == Encoding::Q5_0)
+  if ((format == Format::INT8_BLOCK || format == Format::INT6_BLOCK) && encoding == Encoding::Q5_0)
     return own_groups(row, count, 22, to, [&](const uint8_t* block, int8_t* codes) {
       from_nibbles(block + 6, codes);
       fifth_bits(block + 2, reinterpret_cast<uint8_t*>(codes));
@@ -293,8 +293,9 @@ bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, 
       return power_of_two(*block);
     });
   if (format == Format::INT4_TABLE && table_of(encoding)) return own_groups(row, count, 18, to, half_first);
-  if (!to.large_scales) return false;
-  const int each = format == Format::INT4_LARGE ? GROUP : FINE;
+  const bool is_wide = encoding == Encoding::IQ4_XS;
+  if (!to.large_scales || is_wide != (format == Format::INT8_LARGE)) return false;
+  const int each = depth_of(format);
   return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
     std::memcpy(to.codes + first, block.codes, LARGE);
     to.large_scales[first / LARGE] = block.scale;

@@ -89,7 +89,9 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
 // (INT4_TABLE). A part of EACH bytes has the factors and the codes of STEPS groups of DEPTH inputs.
 namespace groups {
 
-enum class Coded { BYTES, NIBBLES, TABLE };
+enum class Coded { BYTES, NIBBLES, TABLE, SIXES };
+
+constexpr int QUARTER = BLOCK / 4;
 
 constexpr size_t HALVES = STRIP * sizeof(uint16_t);
 
@@ -110,46 +112,59 @@ void pack_bytes(const float* from, const Stored& stored, int each, int strip, in
   for (int n = 0; n < STRIP; n++) to[n] = static_cast<uint8_t>(static_cast<int>(number(from, stored, each, strip, i, n)));
 }
 
-// Bytes of a strip's codes, DEPTH of each output. BYTES: [DEPTH / SIDE, STRIP, SIDE]. Others: [DEPTH / 2 / SIDE, STRIP,
-// SIDE], input k of the group in the low half of a byte, k + DEPTH / 2 in the high one.
-constexpr size_t code_bytes(Coded coded, int depth) { return static_cast<size_t>(depth) * STRIP / (coded == Coded::BYTES ? 1 : 2); }
+// Bytes of a strip's codes, DEPTH of each output. BYTES: [DEPTH / SIDE, STRIP, SIDE]. NIBBLES and TABLE: [DEPTH / 2 /
+// SIDE, STRIP, SIDE], input k of the group in the low half of a byte, k + DEPTH / 2 in the high one. SIXES: of a
+// block's four quarters [QUARTER / SIDE, 3, STRIP, SIDE]: low nibbles of the first two, of the others, and two high bits
+// of each, the first quarter's lowest.
+constexpr size_t code_bytes(Coded coded, int depth) {
+  return static_cast<size_t>(depth) * STRIP * (coded == Coded::BYTES ? 4 : coded == Coded::SIXES ? 3 : 2) / 4;
+}
 
-// A group's scales are halves, and so are its least values (if any); then come its codes.
+// Of SIXES: what is stored for a code of 0.
+constexpr int zero_of(Coded coded, bool has_least) { return coded == Coded::SIXES && !has_least ? 32 : 0; }
+
+// A group's scales are halves, and so are its least values (if any); then come its codes. SIXES: those of a block's two
+// groups.
 template <Coded CODED, bool HAS_LEAST>
 struct Small {
   static constexpr Coded CODES_ARE = CODED;
   static constexpr bool LEAST = HAS_LEAST;
   static constexpr bool PAIRED = CODED == Coded::NIBBLES;  // stored codes are two in a byte
-  static constexpr int DEPTH = GROUP, STEPS = 1;
-  static constexpr size_t HEAD = (LEAST ? 2 : 1) * HALVES, EACH = HEAD + code_bytes(CODED, DEPTH);
+  static constexpr int DEPTH = GROUP, STEPS = CODED == Coded::SIXES ? BLOCK / DEPTH : 1, ZERO = zero_of(CODED, LEAST);
+  static constexpr size_t FACTORS = (LEAST ? 2 : 1) * HALVES, HEAD = STEPS * FACTORS, EACH = HEAD + STEPS * code_bytes(CODED, DEPTH);
 
   static constexpr size_t codes(int) { return HEAD; }
-  static INLINE Vector scale(const uint8_t* part, int, int z) { return halves(part, z); }
-  static INLINE Vector least(const uint8_t* part, int, int z) { return halves(part + HALVES, z); }
+  static INLINE Vector scale(const uint8_t* part, int i, int z) { return halves(part + i * FACTORS, z); }
+  static INLINE Vector least(const uint8_t* part, int i, int z) { return halves(part + i * FACTORS + HALVES, z); }
 
   static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
     const int each = (from.inputs + GROUP - 1) / GROUP;
-    pack_halves(from.scales, from, each, strip, part, to);
-    if (LEAST) pack_halves(from.least, from, each, strip, part, to + HALVES);
+    for (int i = 0; i < STEPS; i++, to += FACTORS) {
+      pack_halves(from.scales, from, each, strip, part * STEPS + i, to);
+      if (LEAST) pack_halves(from.least, from, each, strip, part * STEPS + i, to + HALVES);
+    }
   }
 };
 
 // A large block has a half for its scales and one for its least values (if any). After them all is read in the order in
-// which it lies: of each one or two groups, so that codes begin with a line of memory, the scales as bytes, the least
-// values likewise, and the codes.
+// which it lies: of each one, two or four groups, so that codes begin with a line of memory, the scales as bytes, the
+// least values likewise, and the codes.
 template <Coded CODED, bool HAS_LEAST, int INPUTS>
 struct Large {
   static constexpr Coded CODES_ARE = CODED;
   static constexpr bool LEAST = HAS_LEAST;
   static constexpr bool PAIRED = false;
   static constexpr int DEPTH = INPUTS, STEPS = LARGE / DEPTH;
-  static constexpr int KINDS = LEAST ? 2 : 1, TOGETHER = LEAST ? 1 : 2;
+  static constexpr int ZERO = zero_of(CODED, LEAST);
+  static constexpr int KINDS = LEAST ? 2 : 1, TOGETHER = CODED == Coded::SIXES ? BLOCK / DEPTH : LEAST ? 1 : 2;
   static constexpr size_t CODES = code_bytes(CODED, DEPTH), BYTES = TOGETHER * STRIP, UNIT = KINDS * BYTES + TOGETHER * CODES;
   static constexpr size_t EACH = KINDS * HALVES + STEPS / TOGETHER * UNIT;
 
   static constexpr size_t unit(int i) { return KINDS * HALVES + i / TOGETHER * UNIT; }
   static constexpr size_t scales(int i) { return unit(i) + i % TOGETHER * STRIP; }
-  static constexpr size_t codes(int i) { return unit(i) + KINDS * BYTES + i % TOGETHER * CODES; }
+  static constexpr size_t codes(int i) {
+    return unit(i) + KINDS * BYTES + (CODED == Coded::SIXES ? 0 : i % TOGETHER * CODES);
+  }
 
   static INLINE Vector scale(const uint8_t* part, int i, int z) {
     const uint8_t* from = part + scales(i);
@@ -213,9 +228,46 @@ INLINE void join_bytes(const Stored& from, int n, int k, uint8_t (&to)[GROUP / 2
   for (int i = 0; i < GROUP / 2; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + GROUP / 2] << 4) : 0;
 }
 
+// Calls f(i) with a constant, below COUNT.
+template <int COUNT, class Function>
+INLINE void with_index(int i, Function f) {
+  static_assert(COUNT == 2 || COUNT == 4);
+  if (i == 0) return f(std::integral_constant<int, 0>());
+  if (i == 1) return f(std::integral_constant<int, 1>());
+  if (i == 2) return f(std::integral_constant<int, 2 % COUNT>());
+  f(std::integral_constant<int, 3 % COUNT>());
+}
+
+// The offset, in the first of three, of input k of each quarter of output n.
+INLINE size_t place_of_six(int n, int k) { return place(n, k) + k / SIDE * 2 * SIDE * STRIP; }
+
+// The codes of a block, of inputs k on.
+template <class Of>
+void pack_sixes(const Stored& from, int strip, int k, uint8_t* to) {
+  for (int n = 0; n < STRIP; n++) {
+    const int output = strip * STRIP + n;
+    const int8_t* codes = static_cast<const int8_t*>(from.codes) + static_cast<size_t>(output) * from.inputs;
+    for (int i = 0; i < QUARTER; i++) {
+      const auto code = [&](int quarter) {
+        const int at = k + quarter * QUARTER + i;
+        return output < from.count && at < from.inputs ? codes[at] + Of::ZERO : Of::ZERO;
+      };
+      uint8_t* const at = to + place_of_six(n, i);
+      for (int pair = 0; pair < 2; pair++)
+        at[pair * SIDE * STRIP] = static_cast<uint8_t>((code(2 * pair) & 15) | code(2 * pair + 1) << 4);
+      uint8_t& high = at[2 * SIDE * STRIP] = 0;
+      for (int quarter = 0; quarter < 4; quarter++) high |= static_cast<uint8_t>(code(quarter) >> 4 << 2 * quarter);
+    }
+  }
+}
+
 template <class Of>
 void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
   if constexpr (Of::CODES_ARE == Coded::BYTES) return pack_codes(from, strip, k, Of::DEPTH, to);
+  if constexpr (Of::CODES_ARE == Coded::SIXES) {
+    if (k % BLOCK == 0) pack_sixes<Of>(from, strip, k, to);
+    return;
+  }
   for (int n = 0; n < STRIP; n++) {
     uint8_t joined[GROUP / 2];
     if (Of::PAIRED)
@@ -250,22 +302,33 @@ INLINE float lane(Vector x, int i) {
   return numbers[i];
 }
 
+// The number of input k of output n of a strip, whose group's codes these are.
+template <class Of>
+INLINE int number_of(const uint8_t* codes, const uint8_t* table, int n, int k) {
+  constexpr int HALF_GROUP = Of::DEPTH / 2;
+  if constexpr (Of::CODES_ARE == Coded::BYTES) return code(codes[place(n, k % Of::DEPTH)]);
+  if constexpr (Of::CODES_ARE == Coded::SIXES) {
+    const uint8_t* at = codes + place_of_six(n, k % QUARTER);
+    const int quarter = k % BLOCK / QUARTER;
+    const int low = at[quarter / 2 * SIDE * STRIP] >> quarter % 2 * 4 & 15, high = at[2 * SIDE * STRIP] >> quarter * 2 & 3;
+    return (low | high << 4) - Of::ZERO;
+  }
+  const int nibble = codes[place(n, k % HALF_GROUP)] >> k % Of::DEPTH / HALF_GROUP * 4 & 15;
+  return Of::CODES_ARE == Coded::TABLE ? code(table[nibble]) : nibble;
+}
+
 template <class Of>
 void unpack(const uint8_t* tile, int inputs, int n, float* out) {
   const size_t strip = strip_bytes<Of>(inputs);
   const uint8_t *parts = tile + n / STRIP * strip, *table = table_of(tile, strip);
-  const int i = n % STRIP, z = i / LANES, half = Of::DEPTH / 2;
+  const int i = n % STRIP, z = i / LANES;
   for (int g = 0; g * Of::DEPTH < inputs; g++) {
     const uint8_t *part = parts + g / Of::STEPS * Of::EACH, *codes = part + Of::codes(g % Of::STEPS);
     const float scale = lane(Of::scale(part, g % Of::STEPS, z), i % LANES);
     const float least = Of::LEAST ? lane(Of::least(part, g % Of::STEPS, z), i % LANES) : 0;
-    for (int k = 0; k < std::min(Of::DEPTH, inputs - g * Of::DEPTH); k++) {
-      const int nibble = codes[place(i, k % half)] >> k / half * 4 & 15;
-      const int number = Of::CODES_ARE == Coded::BYTES ? code(codes[place(i, k)])
-                         : Of::CODES_ARE == Coded::TABLE ? code(table[nibble])
-                                                         : nibble;
-      const float times = static_cast<float>(number);
-      out[g * Of::DEPTH + k] = Of::LEAST ? std::fma(times, scale, least) : times * scale;
+    for (int k = g * Of::DEPTH; k < std::min((g + 1) * Of::DEPTH, inputs); k++) {
+      const float times = static_cast<float>(number_of<Of>(codes, table, i, k));
+      out[k] = Of::LEAST ? std::fma(times, scale, least) : times * scale;
     }
   }
 }
@@ -278,3 +341,6 @@ using Int4Table = groups::Small<groups::Coded::TABLE, false>;
 using Int4Large = groups::Large<groups::Coded::NIBBLES, true, GROUP>;
 using Int8Large = groups::Large<groups::Coded::BYTES, false, FINE>;
 using Int8LargeMin = groups::Large<groups::Coded::BYTES, true, FINE>;
+using Int6Block = groups::Small<groups::Coded::SIXES, false>;
+using Int6Large = groups::Large<groups::Coded::SIXES, false, FINE>;
+using Int6LargeMin = groups::Large<groups::Coded::SIXES, true, GROUP>;
