@@ -149,6 +149,47 @@ def gpt_oss(shape: Shape, layer: int) -> Tensors:
         yield Tensor(f"{block}.ffn_{name}_exps.bias", (experts, sizes[0]), "noise")
 
 
+def latent_attention(shape: Shape, block: str) -> Tensors:
+    """Yield projections of attention to latents, and of queries' if they have any."""
+    width, heads, sizes = shape.width, shape.heads, shape.sizes
+    plain, rotated, value = sizes["plain"], sizes["rotated"], sizes["value"]
+    rank, query_rank = sizes["rank"], sizes["query_rank"]
+    queries = heads * (plain + rotated)
+    if query_rank:
+        yield Tensor(f"{block}.attn_q_a.weight", (query_rank, width))
+        yield Tensor(f"{block}.attn_q_a_norm.weight", (query_rank,), "ones")
+        yield Tensor(f"{block}.attn_q_b.weight", (queries, query_rank))
+    else:
+        yield Tensor(f"{block}.attn_q.weight", (queries, width))
+    yield Tensor(f"{block}.attn_kv_a_mqa.weight", (rank + rotated, width))
+    yield Tensor(f"{block}.attn_kv_a_norm.weight", (rank,), "ones")
+    if sizes["whole"]:
+        yield Tensor(f"{block}.attn_kv_b.weight", (heads * (plain + value), rank), "some")
+    else:
+        yield Tensor(f"{block}.attn_k_b.weight", (heads, rank, plain))
+        yield Tensor(f"{block}.attn_v_b.weight", (heads, value, rank))
+    yield Tensor(f"{block}.attn_output.weight", (width, heads * value))
+
+
+def deepseek2(shape: Shape, layer: int) -> Tensors:
+    """Yield a layer of MiniCPM 3, Youtu-LLM, DeepSeek V2 or Mistral 4; the first ones are dense."""
+    block, width = f"blk.{layer}", shape.width
+    yield from norms(block, width, "attn_norm", "ffn_norm")
+    yield from latent_attention(shape, block)
+    if layer < shape.others.get("leading_dense_block_count", shape.layers):
+        yield from feed_forward(shape, block)
+        return
+    experts, inner = shape.others["expert_count"], shape.others["expert_feed_forward_length"]
+    yield Tensor(f"{block}.ffn_gate_inp.weight", (experts, width), "noise")
+    for name in ("gate", "up", "down"):
+        sizes = (width, inner) if name == "down" else (inner, width)
+        kind = "some" if name == "down" else "usual"
+        yield Tensor(f"{block}.ffn_{name}_exps.weight", (experts, *sizes), kind)
+    shared = replace(shape, inner=inner * shape.others["expert_shared_count"])
+    for tensor in feed_forward(shared, block):
+        yield tensor._replace(name=tensor.name.replace(".weight", "_shexp.weight"))
+
+
 def gemma4(shape: Shape, layer: int) -> Tensors:
     """Yield a layer of Gemma 4; each fifth sees everything and has larger heads.
 
@@ -214,6 +255,46 @@ def qwen35_shape(layers: int, width: int, inner: int, heads: tuple[int, int], va
 def llama_shape(**sizes: Any) -> Shape:
     """Return a Llama or Mistral."""
     return Shape(architecture="llama", block=llama, **sizes)
+
+
+def latent_shape(
+    architecture: str,
+    *,
+    query_rank: int,
+    rank: int,
+    plain: int,
+    rotated: int,
+    value: int,
+    others: Mapping[str, Any] | None = None,
+    **sizes: Any,
+) -> Shape:
+    """Return a model that attends to latents; newer files have sizes as of one head for all."""
+    whole = architecture == "minicpm3"
+    ranks = {"attention.kv_lora_rank": rank} | (
+        {"attention.q_lora_rank": query_rank} if query_rank else {}
+    )
+    of_heads = {
+        "attention.value_length": rank,
+        "attention.key_length_mla": plain + rotated,
+        "attention.value_length_mla": value,
+    }
+    return Shape(
+        architecture=architecture,
+        block=deepseek2,
+        key_heads=sizes["heads"] if whole else 1,
+        head_dim=plain + rotated if whole else rank + rotated,
+        others={
+            **ranks,
+            "rope.dimension_count": rotated,
+            **({"attention.value_length": value} if whole else of_heads),
+            **(others or {}),
+        },
+        sizes={
+            **{"query_rank": query_rank, "rank": rank, "plain": plain, "rotated": rotated},
+            **{"value": value, "whole": whole},
+        },
+        **sizes,
+    )
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -287,6 +368,104 @@ SHAPES: Mapping[str, Shape] = {
             "final_logit_softcapping": 30.0,
         },
         sizes={"each": 256, "shared": 20, "window_head_dim": 256},
+    ),
+    "youtu-2b": latent_shape(
+        "deepseek2",
+        layers=32,
+        width=2048,
+        inner=6144,
+        heads=16,
+        query_rank=1536,
+        rank=512,
+        plain=128,
+        rotated=64,
+        value=128,
+        rotary_base=1.6e6,
+        vocabulary=128_256,
+        tied=True,
+        others={
+            "leading_dense_block_count": 32,
+            "expert_feed_forward_length": 6144,
+            "expert_shared_count": 0,
+        },
+    ),
+    "minicpm3-4b": latent_shape(
+        "minicpm3",
+        layers=62,
+        width=2560,
+        inner=6400,
+        heads=40,
+        query_rank=768,
+        rank=256,
+        plain=64,
+        rotated=32,
+        value=64,
+        rotary_base=1e4,
+        vocabulary=73_448,
+        tied=True,
+    ),
+    "deepseek-v2-lite": latent_shape(
+        "deepseek2",
+        layers=27,
+        width=2048,
+        inner=10_944,
+        heads=16,
+        query_rank=0,
+        rank=512,
+        plain=128,
+        rotated=64,
+        value=128,
+        rotary_base=1e4,
+        positions=163_840,
+        vocabulary=102_400,
+        others={
+            "leading_dense_block_count": 1,
+            "expert_count": 64,
+            "expert_used_count": 6,
+            "expert_feed_forward_length": 1408,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.0,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 1,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+        },
+    ),
+    "mistral-small-4-2-layers": latent_shape(
+        "mistral4",
+        layers=2,
+        width=4096,
+        inner=12_288,
+        heads=32,
+        query_rank=1024,
+        rank=256,
+        plain=64,
+        rotated=64,
+        value=128,
+        rotary_base=1e4,
+        vocabulary=131_072,
+        others={
+            "leading_dense_block_count": 0,
+            "expert_count": 128,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2048,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 128.0,
+            "rope.scaling.original_context_length": 8192,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+        },
     ),
     "gpt-oss-2-layers": Shape(
         architecture="gpt-oss",

@@ -29,6 +29,7 @@ QUANTISATIONS = ("q4_0", "q8_0", "q4_k_m", "f16")
 # Of a block: where its scales lie, and their bytes for numbers of size 1 / divisor.
 HALVES: Mapping[str, tuple[int, tuple[float, ...]]] = {
     "Q4_0": (0, (4.6,)),
+    "Q5_0": (0, (9.2,)),
     "Q8_0": (0, (73,)),
     "Q4_K": (0, (4.6 * 32, 4.6 * 32 / 7.5)),
     "Q6_K": (208, (18 * 73,)),
@@ -37,14 +38,16 @@ HALVES: Mapping[str, tuple[int, tuple[float, ...]]] = {
 
 def typed(every: Iterator[Tensor], quantisation: str) -> Tensors:
     """Yield the tensors with the types that the quantisation gives them."""
-    mixed = quantisation == "Q4_K_M"
+    mixed, smaller = quantisation == "Q4_K_M", {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
     usual = "Q4_K" if mixed else quantisation
     finer = "Q6_K" if mixed else "F16" if quantisation == "F16" else "Q8_0"
     for tensor in every:
         first, layer, *_ = tensor.name.split(".")
         even = mixed and first == "blk" and int(layer) % 2 == 0
         types = {"usual": usual, "finer": finer, "some": "Q6_K" if even else usual}
-        yield tensor._replace(kind=types.get(tensor.kind, tensor.kind))
+        kind = types.get(tensor.kind, tensor.kind)
+        fits = tensor.shape[-1] % 256 == 0
+        yield tensor._replace(kind=kind if fits else smaller.get(kind, kind))
 
 
 def numbers(random: np.random.Generator, tensor: Tensor) -> NDArray[Any]:

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
 from checkpoints.tiny_decoders import LLAMA3, SETTINGS, SIZES, random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
+from kit.random_decoders import oracle_and_checkpoint
 from kvcast.checkpoints.decoder.huggingface import decoder_dimensions
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.families.decoder import DECODER
@@ -41,6 +42,79 @@ def test_bfloat16_and_shards_read_like_float32_in_one_file(name, tmp_path):
     assert len(list(folder.glob("model-*.safetensors"))) > 2
     whole = open_checkpoint(save_decoder(model.float(), tmp_path / "whole"))
     assert_same_tensors(open_checkpoint(folder).tensors, whole.tensors)
+
+
+SMALL_EXPERTS = {
+    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts"), 3),
+    **{"moe_num_experts": 3, "moe_k": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    **{"n_shared_experts": 1, "layer_types": ["full_attention"] * 4},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "lfm2_moe"]
+)
+def test_experts_may_be_stacked_as_transformers_has_them(name, tmp_path):
+    known = transformers.AutoConfig.for_model(name)
+    fields = {field: value for field, value in SMALL_EXPERTS.items() if hasattr(known, field)}
+    model = random_decoder(name, **fields)
+    whole = open_checkpoint(save_decoder(model, tmp_path / "whole"))
+    folder = save_decoder(model, tmp_path / "stacked", save_original_format=False)
+    stacked = load_file(folder / "model.safetensors")
+    assert any(tensor.ndim == 3 for tensor in stacked.values())
+    assert_same_tensors(open_checkpoint(folder).tensors, whole.tensors)
+
+
+@pytest.mark.parametrize("model", ["mistral large 4", "a.x k1"])
+def test_tensors_may_be_named_as_transformers_has_them(model, tmp_path):
+    oracle, whole = oracle_and_checkpoint(model, tmp_path)
+    folder = save_decoder(oracle, tmp_path / "renamed", save_original_format=False)
+    renamed = open_checkpoint(folder)
+    assert "notices" not in json.loads(renamed.text["text.json"])
+    assert_same_tensors(renamed.tensors, whole.tensors)
+
+
+def test_a_xk1s_files_have_no_biases_for_the_choice_and_norms_to_spare(tmp_path):
+    _, whole = oracle_and_checkpoint("a.x k1", tmp_path)
+    spare = {"model.layers.1.post_mlp_layernorm.weight": torch.ones(48)}
+
+    def published(tensors):
+        kept = {n: t for n, t in tensors.items() if "e_score_correction_bias" not in n}
+        return {**kept, **spare}
+
+    rewrite_weights(tmp_path / "checkpoint", published)
+    read = open_checkpoint(tmp_path / "checkpoint")
+    assert "notices" not in json.loads(read.text["text.json"])
+    for name, tensor in whole.tensors.items():
+        expected = tensor * 0 if name.endswith("choice_bias") else tensor
+        np.testing.assert_array_equal(read.tensors[name], expected)
+
+
+OF_DELTA_NETS = {
+    "pad_token_id": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+}
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "bailing_hybrid"])
+def test_kimis_delta_nets_may_have_transformers_own_names(name, tmp_path):
+    model = random_decoder(name, **OF_DELTA_NETS)
+    whole = open_checkpoint(save_decoder(model, tmp_path / "whole"))
+    folder = save_decoder(model, tmp_path / "own", save_original_format=False)
+    assert "model.layers.0.self_attn.conv1d.weight" in load_file(folder / "model.safetensors")
+    own = open_checkpoint(folder)
+    assert own.tensors.unused == whole.tensors.unused == ()
+    assert_same_tensors(own.tensors, whole.tensors)
 
 
 def test_gemmas_one_is_added_in_single_precision(tmp_path):
@@ -454,3 +528,28 @@ def test_of_a_model_with_images_the_decoder_is_read(wrapper, kind, prefix, image
     assert_same_tensors(checkpoint.tensors, alone.tensors)
     text = json.loads(checkpoint.text["text.json"])
     assert (text["end_tokens"], "notices" in text) == ([5], False)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("lfm 3", {"gate_proj": "g_proj"}),
+        (
+            "olmo hybrid",
+            {
+                "attention_layer_norm": "input_layernorm",
+                "feedforward_layer_norm": "post_attention_layernorm",
+            },
+        ),
+        ("nemotron h", {"backbone.": "model."}),
+    ],
+)
+def test_names_of_classes_are_read_as_those_that_they_are_saved_by(model, names, tmp_path):
+    _, saved = oracle_and_checkpoint(model, tmp_path)
+    path = tmp_path / "checkpoint" / "model.safetensors"
+    expected, tensors = {name: saved.tensors[name] for name in saved.tensors}, load_file(path)
+    for old, new in names.items():
+        assert any(old in name for name in tensors)
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, path)
+    assert_same_tensors(open_checkpoint(tmp_path / "checkpoint").tensors, expected)

@@ -11,8 +11,10 @@ import torch
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from kit.errors import one_line
 from kit.tiny_gguf import VOCAB, permuted, sizes, tensors, vocabulary, write
+from kvcast.checkpoints.gguf.file import read_gguf
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.errors import KvcastError
+from kvcast.spec.stored_matrices import Encoding
 
 LAYERS, WIDTH, INNER, EXPERTS, EXPERT_INNER, SHARED = 2, 64, 48, 3, 40, 56
 SIZES = {
@@ -104,6 +106,127 @@ GEMMA_4 = {
     "rope__dimension_count": 24,
     "rope__dimension_count_swa": 16,
     "rope__freq_base_swa": 10_000.0,
+}
+MSCALE = {"mscale": 1.25, "mscale_all_dim": 1.25}
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 16,
+}
+LATENT_VALUES = {
+    "attention__head_count_kv": 4,
+    "attention__key_length": 20,
+    "attention__kv_lora_rank": 32,
+    "attention__q_lora_rank": 20,
+    "rope__dimension_count": 8,
+    "expert_count": None,
+}
+SHARED_LATENT_VALUES = {
+    **LATENT_VALUES,
+    "attention__head_count_kv": 1,
+    "attention__key_length": 40,
+    "attention__value_length": 32,
+    "attention__key_length_mla": 20,
+    "attention__value_length_mla": 16,
+}
+QUERIES_OF_MISTRAL_4 = {
+    **{"rope_type": "yarn", "rope_theta": 1e4, **YARN},
+    "llama_4_scaling_beta": 0.5,
+}
+MISTRAL_4_VALUES = {
+    **YARN_VALUES,
+    "attention__temperature_scale": 0.5,
+    "attention__temperature_length": 16,
+}
+LATENT_EXPERTS = {
+    **LATENTS,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": EXPERT_INNER,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+}
+LATENT_EXPERT_VALUES = {
+    **SHARED_LATENT_VALUES,
+    "leading_dense_block_count": 1,
+    "expert_count": 4,
+    "expert_shared_count": 2,
+    "expert_group_count": 2,
+    "expert_group_used_count": 1,
+    "expert_weights_scale": 2.5,
+}
+GROUPED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": EXPERT_INNER,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+GROUPED_VALUES = {
+    "expert_count": 6,
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 2,
+    "expert_group_count": 3,
+    "expert_group_used_count": 2,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+}
+INDEX = {
+    **FOUR,
+    **LATENT_EXPERTS,
+    "norm_topk_prob": True,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 3,
+    "mlp_layer_types": ["dense", *["sparse"] * 3],
+}
+INDEX_VALUES = {
+    **LATENT_EXPERT_VALUES,
+    "block_count": 5,
+    "nextn_predict_layers": 1,
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "attention__indexer__head_count": 4,
+    "attention__indexer__key_length": 16,
+    "attention__indexer__top_k": 3,
+}
+FULL_SHARED = {"indexer_types": ["full", "shared", "full", "shared"]}
+KIMI = {
+    **LATENTS,
+    **FOUR,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "q_lora_rank": None,
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": EXPERT_INNER,
+    "routed_scaling_factor": 2.5,
+    "mlp_layer_types": ["dense", *["sparse"] * 3],
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 3,
+}
+KIMI_VALUES = {
+    **SHARED_LATENT_VALUES,
+    **FOUR_BLOCKS,
+    "attention__head_count_kv": [0, 1, 0, 1],
+    "attention__q_lora_rank": None,
+    "attention__value_length": 72,
+    "expert_count": EXPERTS,
+    "expert_shared_count": 1,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 1,
+    "kda__head_dim": 8,
+    "ssm__conv_kernel": 3,
 }
 # Of the folder's configuration, and of the file beside the sizes of all.
 MODELS = {
@@ -271,7 +394,136 @@ MODELS = {
         {**GRANITE, **MAMBA, **OF_LOCAL, "shared_intermediate_size": SHARED},
         {**GRANITE_VALUES, **MAMBA_VALUES, **OF_SHARED},
     ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "num_key_value_heads": 2,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "conv_kernel": 3,
+            "layer_norm_epsilon": 2**-17,
+        },
+        {
+            **MAMBA_VALUES,
+            **FOUR_BLOCKS,
+            "attention__head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, INNER, 0, INNER],
+            "expert_count": None,
+            "expert_feed_forward_length": None,
+            "ssm__inner_size": 32,
+        },
+    ),
+    **{
+        f"falcon-h1{norms}": (
+            "falcon_h1",
+            {
+                "mamba_d_ssm": 32,
+                "mamba_n_heads": 4,
+                "mamba_n_groups": 2,
+                "mamba_d_state": 8,
+                "mamba_d_conv": 3,
+                "mamba_rms_norm": normed,
+                "mamba_norm_before_gate": False,
+            },
+            {
+                **{name: value for name, value in MAMBA_VALUES.items() if name.startswith("ssm")},
+                "ssm__inner_size": 32,
+            },
+        )
+        for norms, normed in (("", True), (" without norms of states", False))
+    },
+    "hunyuan-dense": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0}
+            | {"alpha": 1.0}
+        },
+        {"rope__scaling__type": "none", "rope__scaling__factor": 1.0},
+    ),
+    "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
     "ernie4_5": ("ernie4_5", {}, {}),
+    "ernie4_5-moe": (
+        "ernie4_5_moe",
+        {
+            **FOUR,
+            "moe_num_experts": EXPERTS,
+            "moe_k": 2,
+            "moe_intermediate_size": EXPERT_INNER,
+            "moe_num_shared_experts": 2,
+            "moe_layer_interval": 2,
+            "moe_layer_start_index": 2,
+        },
+        {
+            **FOUR_BLOCKS,
+            "interleave_moe_layer_step": 2,
+            "leading_dense_block_count": 2,
+            "expert_shared_count": 2,
+        },
+    ),
+    "glm4moe": (
+        "glm4_moe",
+        {**GROUPED, "n_shared_experts": 2, "use_qk_norm": True, "attention_bias": True},
+        {**GROUPED_VALUES, "rope__dimension_count": 8, "expert_gating_func": 2}
+        | {"block_count": 3, "nextn_predict_layers": 1},
+    ),
+    "glm4moe without norms of heads": (
+        "glm4_moe",
+        {**GROUPED, "n_shared_experts": 2, "norm_topk_prob": False},
+        {**GROUPED_VALUES, "rope__dimension_count": 8, "expert_weights_norm": False}
+        | {"block_count": 3, "nextn_predict_layers": 1},
+    ),
+    "dots1": (
+        "dots1",
+        {**GROUPED, "first_k_dense_replace": 1, "norm_topk_prob": True, "n_shared_experts": 2}
+        | {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS},
+        GROUPED_VALUES,
+    ),
+    "minimax-m2": (
+        "minimax_m2",
+        {**OF_LOCAL, "rotary_dim": 8},
+        {"rope__dimension_count": 8, "expert_feed_forward_length": INNER, "expert_gating_func": 2},
+    ),
+    "afmoe": (
+        "afmoe",
+        {
+            **FOUR,
+            **OF_EXPERTS,
+            "num_shared_experts": 2,
+            "route_scale": 2.5,
+            "sliding_window": 9,
+            "mup_enabled": True,
+        },
+        {
+            **FOUR_BLOCKS,
+            **WINDOW,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
+    "lfm2moe": (
+        "lfm2_moe",
+        {
+            **FOUR,
+            **OF_EXPERTS,
+            "norm_eps": 2**-17,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_L_cache": 5,
+        },
+        {
+            **FOUR_BLOCKS,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "attention__head_count_kv": [0, 0, 2, 0],
+            "shortconv__l_cache": 5,
+        },
+    ),
     "seed_oss": ("seed_oss", {}, {}),
     "arcee": ("arcee", {}, {}),
     "nemotron": ("nemotron", {"norm_eps": 2**-17}, {**LAYER_NORM, "rope__dimension_count": 8}),
@@ -355,10 +607,88 @@ MODELS = {
         },
         {**GEMMA_4, "attention__head_count_kv": [2, 1, 2, 1]},
     ),
+    "minicpm3": ("minicpm3", LATENTS, {**LATENT_VALUES, "attention__value_length": None}),
+    "deepseek2 without experts": (
+        "youtu",
+        {
+            **LATENTS,
+            "rope_parameters": {"rope_type": "yarn", **YARN, "rope_theta": 500.0, **MSCALE},
+        },
+        {**SHARED_LATENT_VALUES, **YARN_VALUES, "rope__scaling__yarn_log_multiplier": 0.125},
+    ),
+    "deepseek2 without a rank of queries": (
+        "youtu",
+        {**LATENTS, "q_lora_rank": None},
+        {**SHARED_LATENT_VALUES, "attention__q_lora_rank": None},
+    ),
+    "deepseek2 of an older conversion": ("youtu", LATENTS, LATENT_VALUES),
+    "deepseek2": (
+        "deepseek_v2",
+        {**LATENT_EXPERTS, "topk_method": "group_limited_greedy"},
+        LATENT_EXPERT_VALUES,
+    ),
+    "deepseek2 with sigmoids": (
+        "deepseek_v3",
+        {**LATENT_EXPERTS, "norm_topk_prob": True, "q_lora_rank": None},
+        {**LATENT_EXPERT_VALUES, "expert_gating_func": 2, "expert_weights_norm": True}
+        | {"attention__q_lora_rank": None},
+    ),
+    "deepseek2 with sigmoids that it does not name": (
+        "glm4_moe_lite",
+        {**LATENT_EXPERTS, "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": False},
+        LATENT_EXPERT_VALUES,
+    ),
+    "deepseek2 as Mistral Large 3": (
+        "mistral4",
+        {**LATENT_EXPERTS, "head_dim": 20, "norm_topk_prob": True}
+        | {"rope_parameters": {**QUERIES_OF_MISTRAL_4, **MSCALE, "mscale": 1.25}},
+        {**LATENT_EXPERT_VALUES, **MISTRAL_4_VALUES, "expert_weights_norm": True}
+        | {"rope__scaling__yarn_log_multiplier": 0.125},
+    ),
+    "mistral4": (
+        "mistral4",
+        {**LATENT_EXPERTS, "head_dim": 20, "norm_topk_prob": False, "first_k_dense_replace": 0}
+        | {"rope_parameters": {**QUERIES_OF_MISTRAL_4, **MSCALE, "mscale": 1.0}},
+        {**LATENT_EXPERT_VALUES, **MISTRAL_4_VALUES, "leading_dense_block_count": 0}
+        | {"rope__scaling__yarn_log_multiplier": 0.125},
+    ),
+    "deepseek32": (
+        "deepseek_v32",
+        {
+            **INDEX,
+            "rope_parameters": {
+                **{"rope_type": "yarn", **YARN, "rope_theta": 500.0},
+                **{"mscale": 1.0, "mscale_all_dim": 1.25},
+            },
+        },
+        {**INDEX_VALUES, **YARN_VALUES, "rope__scaling__yarn_log_multiplier": 0.125},
+    ),
+    "glm-dsa": (
+        "glm_moe_dsa",
+        {**INDEX, **FULL_SHARED},
+        {**INDEX_VALUES, "attention__indexer__types": [True, False, True, False]},
+    ),
+    "glm-dsa of before types of layers": ("glm_moe_dsa", INDEX, INDEX_VALUES),
+    "glm-dsa of 5.2 without types of layers": (
+        "glm_moe_dsa",
+        {**INDEX, "indexer_types": ["full"] * 3 + ["shared"], "max_position_embeddings": 1 << 20},
+        {**INDEX_VALUES, "context_length": 1 << 20},
+    ),
+    "kimi-linear": ("kimi_linear", KIMI, KIMI_VALUES),
+    "kimi-linear with a rank of queries": (
+        "kimi_linear",
+        {**KIMI, "q_lora_rank": 20},
+        {**KIMI_VALUES, "attention__q_lora_rank": 20},
+    ),
 }
 MODELS["qwen3next of an older conversion"] = MODELS["qwen3next"]
 ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+# llama.cpp names its tensors alike; gguf 0.19.0 lacks it.
+ARCHITECTURES["deepseek32"] = ARCHITECTURES["glm-dsa"]
 RENAMED = {
+    "gate.moe_statics.e_score_correction_bias": "moe_statics.e_score_correction.bias",
+    "e_score_correction_bias": "e_score_correction.bias",
+    "expert_bias": "expert_bias.bias",
     "dt_bias": "dt_proj.bias",
     "sinks": "sinks.weight",
     "moe.router.weight": "moe.router.layer.weight",
@@ -371,9 +701,11 @@ RENAMED = {
 """Endings that the conversion renames before it looks a tensor up."""
 
 
-OF_EXPERTS_ALONE = ("mlp.experts", "block_sparse_moe.experts")
+OF_EXPERTS_ALONE = ("mlp.experts", "block_sparse_moe.experts", "feed_forward.experts")
 LESS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
 IN_TURNS = ("qwen35", "qwen35moe")
+PREDICTING = {**dict.fromkeys((*IN_TURNS, "deepseek32", "glm-dsa"), 4), "glm4moe": 2}
+"""Of some files, a layer that predicts further tokens, which is not read."""
 # As Llama's. Granite 4's heads as well, which do not turn, so that any order is right.
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "olmo")
 
@@ -382,8 +714,13 @@ def converted(architecture, model):
     """The tensors of a file, as llama.cpp's conversion names and orders them."""
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], n_blocks=4)
     arrays = {}
-    for name, tensor in stacked(model.state_dict()).items():
+    state = as_published(stacked(model.state_dict()))
+    for name, tensor in state.items():
+        if architecture == "nemotron_h":
+            name = re.sub("^model.", "backbone.", name)
         array, (module, _, leaf) = tensor.float().numpy(), name.rpartition(".")
+        if module.endswith("act_fn"):
+            continue
         if module.endswith(OF_EXPERTS_ALONE):
             block = module.split(".")[2]
             parts = experts(leaf, array, architecture)
@@ -403,13 +740,22 @@ def converted(architecture, model):
             if architecture == "falcon" and ours == "attn_qkv":
                 array = apart(array, 4, model.config)
             arrays[whole] = reordered(ours, array, architecture)
-    if architecture in IN_TURNS:  # a layer that predicts further tokens, which is not read
-        arrays["blk.4.attn_norm.weight"] = arrays["output_norm.weight"]
+    if last := PREDICTING.get(architecture):
+        arrays[f"blk.{last}.attn_norm.weight"] = arrays["output_norm.weight"]
     if architecture == "granitehybrid" and not model.config.num_local_experts:
         return {name.replace("_shexp", ""): array for name, array in arrays.items()}
     if architecture in PERMUTED:
         return {name: permuted(name, array) for name, array in arrays.items()}
     return arrays
+
+
+def xielu(model):
+    """Return the activation parameters, which files have as metadata, not tensors."""
+    activations = [layer.mlp.act_fn for layer in model.model.layers]
+    return {
+        f"xielu.{name}": [getattr(activation, name).item() for activation in activations]
+        for name in ("alpha_n", "alpha_p", "beta", "eps")
+    }
 
 
 def apart(array, heads, config):
@@ -435,6 +781,34 @@ def newly_converted(arrays):
     return newer
 
 
+def with_stacks_of_heads(arrays, plain=12):
+    """Attention to latents with the matrices that they are multiplied with by head."""
+    newer = {}
+    for name, array in arrays.items():
+        if ".attn_kv_b." in name:
+            keys, values = np.split(array.reshape(4, -1, array.shape[1]), [plain], axis=1)
+            newer[name.replace("kv_b", "k_b")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            newer[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values)
+        else:
+            newer[name] = array
+    return newer
+
+
+def as_published(state):
+    """Return Kimi Linear's tensors as its files have them."""
+    parts = {}
+    for name, tensor in state.items():
+        layer, is_kernel, _ = name.partition(".self_attn.conv1d.weight")
+        kernels = tensor[None].chunk(3, 1) if is_kernel else ()
+        parts |= {
+            f"{layer}.self_attn.{x}_conv1d.weight": kernel
+            for x, kernel in zip("qkv", kernels, strict=bool(is_kernel))
+        }
+        if not is_kernel:
+            parts[name.replace(".forget_gate.", ".")] = tensor
+    return parts
+
+
 def stacked(state):
     """Return norms of which each head has one, as StableLM has them, in one tensor."""
     heads = [name for name in state if ".norms." in name]
@@ -455,7 +829,11 @@ def reordered(name, array, architecture):
         array = array[:, 0]
     if name == "ssm_a":
         array = -np.exp(array)
-    if architecture == "granitehybrid" and name in ("ssm_a", "ssm_d", "ssm_norm"):
+    if architecture in ("granitehybrid", "nemotron_h", "falcon-h1") and name in (
+        "ssm_a",
+        "ssm_d",
+        "ssm_norm",
+    ):
         array = array.reshape(*((2, -1) if name == "ssm_norm" else (-1, 1)))
     if architecture not in IN_TURNS:
         return array
@@ -478,6 +856,9 @@ def experts(leaf, array, architecture):
     """Yield gates and what they multiply apart, [experts, outputs, inputs]."""
     kind = "bias" if leaf.endswith("_bias") else "weight"
     in_turns = architecture == "gpt-oss"
+    if architecture == "mistral4" and not leaf.startswith("down"):
+        yield "ffn_gate_up_exps.weight", array
+        return
     if in_turns and kind == "weight":
         array = array.swapaxes(1, 2)
     if leaf.startswith("down"):
@@ -508,6 +889,8 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
     arrays = converted(architecture, model)
     if model_name == "qwen3next":
         arrays = newly_converted(arrays)
+    if "attention__key_length_mla" in more:
+        arrays = with_stacks_of_heads(arrays)
     if architecture == "gemma4":
         arrays["rope_freqs.weight"] = np.array([1.0] * 3 + [1e30] * 9, np.float32)
     if architecture == "phi3":
@@ -516,10 +899,14 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
             for name, divisors in (("short", SHORT), ("long", LONG))
         }
     path = tmp_path / "model.gguf"
-    write(path, architecture, sizes(architecture, **values) | vocabulary(), arrays)
+    metadata = sizes(architecture, **values) | vocabulary()
+    if architecture == "apertus":
+        metadata |= xielu(model)
+    write(path, architecture, metadata, arrays)
     file = open_checkpoint(path)
     # Files have epsilons in single precision.
-    epsilon = float(np.float32(folder.dimensions.norm_eps))
+    epsilon = file.dimensions.norm_eps
+    assert epsilon == pytest.approx(folder.dimensions.norm_eps, rel=1e-6)
     expected = replace(folder.dimensions, architecture=architecture, norm_eps=epsilon)
     assert file.dimensions == expected
     assert set(file.tensors) == set(folder.tensors)
@@ -552,4 +939,79 @@ def test_a_file_is_the_folder_that_it_was_made_from(model_name, tmp_path):
 def test_a_gemma_4_whose_values_contradict_one_another_is_one_line(values, words, tmp_path):
     values = sizes("gemma4", **{**GEMMA_4, **values}) | vocabulary()
     path = write(tmp_path / "model.gguf", "gemma4", values, tensors())
+    assert words in one_line(KvcastError, open_checkpoint, path)
+
+
+def test_codes_are_kept_of_stacks_of_values_and_not_of_keys_which_are_transposed(tmp_path):
+    model = random_decoder("youtu", **{**SIZES, **LATENTS, "qk_nope_head_dim": 32})
+    values = {**SHARED_LATENT_VALUES, "attention__key_length_mla": 40}
+    values |= {"embedding_length": WIDTH, "feed_forward_length": INNER}
+    path = write(
+        tmp_path / "model.gguf",
+        "deepseek2",
+        sizes("deepseek2", **values) | vocabulary(),
+        with_stacks_of_heads(converted("deepseek2", model), 32),
+        {"_k_b.weight": "Q8_0", "_v_b.weight": "Q4_0"},
+    )
+    ours, theirs = open_checkpoint(path).tensors, read_gguf(path).tensors
+    keys, stored = (theirs[f"blk.1.attn_{x}_b.weight"].stored().read() for x in "kv")
+    key_b, value_b = (f"decoder.layers.1.attention.{name}_b" for name in ("key", "value"))
+    np.testing.assert_array_equal(ours[key_b], keys.swapaxes(1, 2))
+    assert ours.rows_of(key_b) is ours.blocks_of(key_b) is None
+    np.testing.assert_array_equal(ours[value_b], stored)
+    assert ours.rows_of(value_b).kinds() == {Encoding.Q4_0}
+    np.testing.assert_array_equal(ours.blocks_of(value_b).dequantize(), stored.reshape(-1, 32))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attention__head_count_kv": 2}, "head_count_kv must be 1 with these latents"),
+        ({"attention__key_length": 39}, "key_length must be 40 with these latents"),
+        ({"attention__value_length": 16}, "value_length must be 32 with these latents"),
+        ({"attention__value_length_mla": None}, "value_length_mla is missing"),
+        ({"attention__kv_lora_rank": None}, "kv_lora_rank is missing"),
+        ({"rope__dimension_count": None}, "dimension_count is missing"),
+        (
+            {"attention__key_length_mla": 8},
+            "heads have 8 channels, of which 8 are rotated and none are not",
+        ),
+        ({"attention__key_length_mla": None}, "head_count_kv must be 4 with these latents"),
+        (
+            {**YARN_VALUES, "rope__scaling__yarn_attn_factor": 2.0},
+            "attention factors of YaRN with latents are not supported",
+        ),
+        (
+            {**YARN_VALUES, "attention__temperature_length": 8},
+            "temperature_length must be 16, as trained",
+        ),
+        ({"expert_count": 2, "expert_gating_func": 3}, "expert_gating_func must be"),
+        ({"expert_count": 2}, "expert_used_count is missing"),
+    ],
+    ids=str,
+)
+def test_latents_whose_values_contradict_one_another_are_one_line(values, words, tmp_path):
+    values = sizes("deepseek2", **{**SHARED_LATENT_VALUES, **values}) | vocabulary()
+    path = write(tmp_path / "model.gguf", "deepseek2", values, tensors())
+    assert words in one_line(KvcastError, open_checkpoint, path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "words"),
+    [
+        ("apertus", {}, "xielu.alpha_n is not one for each of 2 layers"),
+        ("nemotron_h", {"attention__head_count_kv": [0, 2]}, "are not one for each block"),
+        (
+            "nemotron_h",
+            {"attention__head_count_kv": [0, 2], "feed_forward_length": [8, 0]},
+            "follows no mixer is not supported",
+        ),
+    ],
+    ids=str,
+)
+def test_blocks_and_activations_without_their_values_are_one_line(
+    architecture, values, words, tmp_path
+):
+    metadata = sizes(architecture, **values) | vocabulary()
+    path = write(tmp_path / "model.gguf", architecture, metadata, tensors())
     assert words in one_line(KvcastError, open_checkpoint, path)

@@ -206,10 +206,17 @@ def test_chat_templates_are_kept_as_they_are():
         ("pixtral", "Hi 1234", ["Hi", " ", "123", "4"]),
         ("seed-coder", "Hi 12 (x)\n", ["Hi", " ", "1", "2", " (", "x", ")", "\n"]),
         ("gpt-4o", "helloWorld's 1234/\n", ["hello", "World's", " ", "123", "4", "/\n"]),
+        ("minimax-m2", "helloWorld's 1234/\n", ["hello", "World's", " ", "123", "4", "/\n"]),
+        ("afmoe", "a 12345678 b12", ["a", " ", "12", "345", "678", " b", "12"]),
+        ("afmoe", "a\u4e00b", ["a", "\u00e4\u00b8\u0122", "b"]),  # of three bytes
+        ("afmoe", "x.y (z)\n 123", ["x", ".y", " (", "z", ")\n", " ", "123"]),
         ("glm4", "Hi 1234'S", ["Hi", " ", "123", "4", "'S"]),
         ("lfm2", "Hi 1234'S", ["Hi", " ", "123", "4", "'S"]),
         ("qwen35", "e\u0301a 12", ["e\u00cc\u0123a", " ", "1", "2"]),  # an accent is two bytes
         ("stablelm2", "Hi 12\n", ["Hi", " ", "1", "2", "\n"]),
+        ("youtu", "it's 12\uff0cab/\n", ["it's", " ", "1", "2", "ï¼Į", "ab", "/\n"]),
+        ("deepseek-llm", "Hi you (1)\n", ["Hi", " you", " (", "1", ")", "\n"]),
+        ("deepseek-v3", "Hi 1234 f(x)\n", ["Hi", " ", "123", "4", " f", "(x", ")\n"]),
         ("default", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
     ],
 )

@@ -23,8 +23,14 @@ def usual(model_type: str) -> dict[str, Any]:
     config = transformers.AutoConfig.for_model(model_type).to_dict()
     if model_type == "qwen3_asr":  # whose default encoder does not fit its decoder
         config["audio_config"]["output_dim"] = config["text_config"]["hidden_size"]
+    if model_type == "nemotron_h":  # whose default has experts
+        config["layers_block_type"] = ["linear_attention", "mlp", "full_attention"]
     if model_type == "granite_speech":
         config["projector_config"]["encoder_hidden_size"] = config["encoder_config"]["hidden_dim"]
+    if model_type == "dots1":  # which has no defaults of its experts
+        config |= {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+    if model_type == "deepseek_v2":  # which lacks one
+        config |= {"num_experts_per_tok": 6}
     return json.loads(json.dumps(config, default=str)) | {"model_type": model_type}
 
 

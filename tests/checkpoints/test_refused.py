@@ -13,6 +13,9 @@ from checkpoints.folder_checks import rewrite_weights
 from checkpoints.refusal_rows import ROWS
 from checkpoints.refusals import WHOLE, Refusal, damage
 from kit.errors import one_line
+from kvcast.checkpoints import source
+from kvcast.checkpoints.hub import is_hub_id
+from kvcast.checkpoints.hub_names import SPEECH, TEXT
 from kvcast.checkpoints.source import fingerprint, locate, open_checkpoint
 from kvcast.cli import main
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
@@ -28,25 +31,46 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.fixture
+def fetched(monkeypatch) -> list[str]:
+    """What is asked of the hub, which is not there."""
+    names: list[str] = []
+    monkeypatch.setattr(source, "download", lambda name, _: names.append(name))
+    return names
+
+
 @pytest.mark.parametrize("name", whisper.available_models())
-def test_every_name_of_openais_leads_to_the_hub(name):
-    message = one_line(InputMissingError, locate, name)
+def test_every_name_of_openais_is_its_model_on_the_hub(name, fetched):
     hub_id = {
         "large-v1": "openai/whisper-large",
         "large": "openai/whisper-large-v3",
         "turbo": "openai/whisper-large-v3-turbo",
     }.get(name, f"openai/whisper-{name}")
-    assert message.endswith(f"give its hub id, {hub_id}")
-    assert one_line(InputMissingError, locate, f"whisper-{name}").endswith(hub_id)
-    distilled = one_line(InputMissingError, locate, "distil-large-v3")
-    assert distilled.endswith("distil-whisper/distil-large-v3")
+    locate(name)
+    locate(f"whisper-{name.upper()}")
+    locate(hub_id)
+    assert fetched == [hub_id] * 3
+
+
+def test_other_programs_names_are_their_models_on_the_hub(fetched):
+    for name in ("distil-large-v3", "qwen3:0.6b", "Qwen3", "smollm2:135m", "llama3.2:1b"):
+        locate(name)
+    assert fetched == [
+        "distil-whisper/distil-large-v3",
+        "Qwen/Qwen3-0.6B",
+        "Qwen/Qwen3-8B",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "meta-llama/Llama-3.2-1B-Instruct",
+    ]
+    assert all(map(is_hub_id, (SPEECH | TEXT).values()))
+    assert "did you mean large-v3-turbo?" in one_line(InputMissingError, locate, "large-v3-trubo")
 
 
 def test_a_folder_of_such_a_name_is_that_folder(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
     assert locate("tiny") == Path("tiny")
-    assert "hub id" in one_line(InputMissingError, locate, "large-v9")
+    assert "did you mean large-v" in one_line(InputMissingError, locate, "large-v9")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt"])

@@ -68,10 +68,16 @@ def random_decoder(name, seed=0, **settings):
         if not isinstance(getattr(of_type, field, None), property)  # it follows from others
     }
     config = transformers.AutoConfig.for_model(name, **given)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    auto = transformers.AutoModelForCausalLM
+    if name == "mistral4":  # of text alone, and counted among models with images
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
+        for name, buffer in model.named_buffers():
+            if name.endswith("_bias"):
+                buffer.normal_()
     return model
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kit.dimensions import COHERE2, LLAMA, MINISTRAL3, MIXTRAL, NEOX, QWEN2_MOE
+from kit.dimensions import COHERE2, DOTS1, FALCON_H1, GEMMA3N, LLAMA, MINISTRAL3, MIXTRAL, NEOX
 from kvcast.errors import KvcastError
+from kvcast.families.alternating import Alternating
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.spec.position_encodings import Rotary
 
+ALTERNATING = Alternating(streams=2, active=0, scaled=False, rank=4)
+SHARED = {"sources": (0, 0)}
 TWO = {"experts": 2, "experts_per_token": 1}
 
 
@@ -39,11 +42,41 @@ TWO = {"experts": 2, "experts_per_token": 1}
         ({**TWO, "dense_layers": (2,), "dense_inner": 8}, "must number some of the layers"),
         ({**TWO, "dense_layers": (0, 1), "dense_inner": 8}, "and not all"),
         ({"rotary": Rotary(base=1e4, partial=0.01)}, "no pairs that turn"),
+        ({"rotary_bases": (1e4,)}, "1 rotary bases are not one for each layer"),
+        ({"rotary_bases": (1e4, 0.5)}, "rotary base 0.5"),
+        ({"late_query_key_norm": True}, "queries and keys without norms"),
+        ({"attention_gate": True, "head_gates": True}, "two gates"),
+        ({"post_norm_eps": 0.0}, "post_norm_eps must be a finite number"),
+        ({"norm": "layer", "embedding_norm": True}, "only RMS norms have no weights"),
+        ({"sparsities": (0.5,)}, "1 sparsities are not one for each layer"),
+        ({"sparsities": (0.5, 1.0)}, "from 0 to below 1"),
+        ({"sparsities": (0.5, 0.0), **TWO}, "without experts are sparse"),
+        ({"layer_vocabulary": -1}, "layer_vocabulary must be a positive"),
+        ({"alternating": ALTERNATING}, "layers as Gemma 3n's"),
+        ({"without_feed_forward": (0, 0)}, "each once"),
+        ({"beside": (1,)}, "only a layer without a feed-forward"),
+        ({"without_feed_forward": (0,), "parallel": True}, "have feed-forwards"),
+        ({"activation": "xielu"}, "gates with xielu"),
+        ({**SHARED, "query_key_norm": True, "late_query_key_norm": True}, "where layers share"),
     ],
 )
 def test_impossible_dimensions(changes, line):
     with pytest.raises(KvcastError, match=line):
         replace(LLAMA, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"streams": 1}, "1 streams of a token"),
+        ({"streams": 9}, "9 streams of a token"),
+        ({"active": 2}, "stream 2 is none of 2"),
+        ({"rank": 0}, "a rank of 0"),
+    ],
+)
+def test_impossible_streams(changes, line):
+    with pytest.raises(KvcastError, match=line):
+        replace(ALTERNATING, **changes)
 
 
 def test_experts_of_another_activation():
@@ -54,7 +87,9 @@ def test_experts_of_another_activation():
             replace(MIXTRAL, **change)
 
 
-@pytest.mark.parametrize("dimensions", [MIXTRAL, QWEN2_MOE, MINISTRAL3, COHERE2, NEOX], ids=str)
+@pytest.mark.parametrize(
+    "dimensions", [MIXTRAL, DOTS1, MINISTRAL3, COHERE2, NEOX, GEMMA3N, FALCON_H1], ids=str
+)
 def test_json_gives_the_same_dimensions_back(dimensions):
     written = json.loads(json.dumps(dimensions.to_json()))
     assert DecoderDimensions.from_json(written) == dimensions

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from kvcast.errors import UsageError
-from kvcast.options import FILLED, Bounds, Choice, Group, Params, keywords_of
+from kvcast.keywords import keywords_of
+from kvcast.options import FILLED, Bounds, Choice, Group, Params
 
 ROOT = Path(__file__).parents[2]
 COLOURS = ["red", "green"]
@@ -201,7 +202,8 @@ def test_params_can_be_sent_to_another_process():
 
 
 TYPED = """
-from kvcast.options import Group, Params, keywords_of
+from kvcast.keywords import keywords_of
+from kvcast.options import Group, Params
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

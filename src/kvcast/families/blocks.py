@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvcast.families.programs import cache_names
-from kvcast.spec.program import Node, ProgramWriter, SelfAttention, SharedAttention
+from kvcast.spec.program import Constant, Node, ProgramWriter, SelfAttention, SharedAttention
 
 TOKENS, LENGTHS, OFFSETS = Node("tokens"), Node("lengths"), Node("offsets")
 """Inputs of `decode`: tokens [rows, new], lengths [rows], offsets [asked]."""
@@ -45,6 +45,12 @@ def positions(write: ProgramWriter) -> Node:
     return write.step("positions", TOKENS, LENGTHS)
 
 
+def rows_at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
+    """Rows of a table [positions, width] for the new tokens, [rows, new, width]."""
+    rows = write.step("index_select", table, 0, write.step("flatten", positions(write)))
+    return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), width])
+
+
 def gather_embeddings(write: ProgramWriter, places: Node) -> Node:
     """Return EMBEDDINGS of each row's own slot at places [rows, new]: [rows, new, width]."""
     slots, count = write.size(EMBEDDINGS, 0), write.size(EMBEDDINGS, 2)
@@ -78,6 +84,11 @@ def cap_logits(write: ProgramWriter, logits: Node, cap: float) -> Node:
     if not cap:
         return logits
     return write.step("mul", write.step("tanh", write.step("div", logits, cap)), cap)
+
+
+def sigmoid(write: ProgramWriter, x: Node) -> Node:
+    half = write.step("tanh", write.step("mul", x, 0.5))
+    return write.step("mul", write.step("add", half, 1.0), 0.5)
 
 
 def project_cross_caches(

@@ -5,29 +5,37 @@ order, and so are gate and up. RMS norms multiply by their weight (Gemma's files
 one). Rotary pairs are in halves of a head.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.families.alternating import Alternating, rarest
 from kvcast.families.base import PROBE_STEPS, Family, PrecisionRoles, Probe
 from kvcast.families.blocks import (
     TOKENS,
-    attend,
-    attend_shared_cache,
     cap_logits,
     join_rows,
-    positions,
+    rows_at_positions,
     select_asked,
     split_rows,
 )
-from kvcast.families.decoder_dimensions import SQUARED, DecoderDimensions
+from kvcast.families.decoder_attention import (
+    NO_BIAS,
+    NO_WEIGHT,
+    ONES,
+    ZEROS,
+    norm,
+    write_attention,
+)
+from kvcast.families.decoder_dimensions import SQUARED, XIELU, DecoderDimensions
 from kvcast.families.feed_forwards import (
     add_layer_embedding,
     embed_for_layers,
     has_experts_beside,
     is_mixture,
+    layer_embedding,
     write_mixture,
 )
 from kvcast.families.mixers import ATTENTION, DeltaNet, StateSpace, inputs_cache, write_convolution
@@ -36,20 +44,23 @@ from kvcast.spec.program import Constant, Node, Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
 
 _PROMPT, _LONGEST_PROMPT = 4, 600
-_POSITIONS, _NO_BIAS, _NO_WEIGHT = "decoder.positions", "no_bias", "no_weight_{}"
-_ONES, _ZEROS = "ones_of_a_head", "zeros_of_a_head"
+_POSITIONS = "decoder.positions"
+_FREQUENCIES = "decoder.rotary_frequencies"  # logarithms of factors
 EMBEDDING = "decoder.embedding.weight"
 
 
 def caches(dimensions: DecoderDimensions) -> tuple[CacheLayers, ...]:
     layers = list(map(dimensions.keys_and_values, range(dimensions.layers)))
-    return tuple(
-        layer if dimensions.mixer(i) == ATTENTION else _other_cache(dimensions, i)
+    each = (
+        layer if dimensions.has_keys(i) else _other_cache(dimensions, i)
         for i, layer in enumerate(self_caches(layers, dimensions.max_positions))
     )
+    return tuple(filter(None, each))
 
 
-def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers:
+def _other_cache(dimensions: DecoderDimensions, i: int) -> CacheLayers | None:
+    if dimensions.latents and dimensions.mixer(i) == ATTENTION:
+        return dimensions.latents.cache(i, dimensions)
     state = dimensions.state(i)
     return state.cache() if state else inputs_cache(dimensions)
 
@@ -68,15 +79,21 @@ def embed_tokens(write: ProgramWriter, tokens: Node, dimensions: DecoderDimensio
 
 def write_decoder(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Program:
     """Embeddings of new tokens [rows, new, width] to logits."""
+    if dimensions.embedding_norm:
+        weight = Constant(NO_WEIGHT.format(dimensions.width))
+        x = write.step("rms_norm", x, weight, dimensions.norm_eps)
     if dimensions.embedding_scale != 1:
         x = write.step("mul", x, dimensions.embedding_scale)
     if dimensions.learned_positions:
         width = dimensions.width
         table = write.tensor(_POSITIONS, dimensions.max_positions, width)
-        learned = _at_positions(write, table, width)
+        learned = rows_at_positions(write, table, width)
         x = write.step("add", x, learned)
+    for rotary, size in dimensions.rotary_kinds:
+        if rotary.learned:  # in the tables of angles
+            write.tensor(_FREQUENCIES, size // 2)
     x = _layers(write, x, dimensions)
-    normed = _norm(write, join_rows(write, x), "decoder.norm", dimensions)
+    normed = norm(write, join_rows(write, x), "decoder.norm", dimensions)
     if dimensions.logit_scale != 1:
         normed = write.step("mul", normed, dimensions.logit_scale)
     logits = _head(write, normed, dimensions)
@@ -85,14 +102,45 @@ def write_decoder(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
 
 
 def _layers(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
-    inputs = _layer_inputs(write, x, dimensions)
+    if dimensions.alternating:
+        return _alternating_layers(write, x, dimensions, dimensions.alternating)
+    inputs, before = _layer_inputs(write, x, dimensions), x
     for i in range(dimensions.layers):
-        x = _layer(write, x, dimensions, i)
+        if i not in dimensions.beside:
+            before = _before(write, x, f"decoder.layers.{i}.attention", dimensions, i)
+        x = _layer(write, x, before, dimensions, i)
         if inputs:
             x = add_layer_embedding(write, x, inputs[i], i, dimensions)
         if dimensions.layer_scales:
             x = write.step("mul", x, write.tensor(f"decoder.layers.{i}.scale", 1))
     return x
+
+
+def _alternating_layers(
+    write: ProgramWriter, x: Node, dimensions: DecoderDimensions, alternating: Alternating
+) -> Node:
+    inputs, width = _layer_inputs(write, x, dimensions), dimensions.width
+    streams = alternating.expand(write, x, width)
+    for i in range(dimensions.layers):
+        layer = f"decoder.layers.{i}"
+        predicted = alternating.predict(write, streams, i, dimensions)
+        active = alternating.activated(write, predicted)
+        before = _before(write, active, f"{layer}.attention", dimensions, i)
+        mixed = _mix(write, before, dimensions, i)
+        if i == dimensions.reading - 1:
+            predicted, before, mixed = (
+                select_asked(write, part) for part in (predicted, before, mixed)
+            )
+            active = alternating.activated(write, predicted)
+        out = _project(write, active, mixed, dimensions, i)
+        beside = alternating.beside_attention(write, before, i, dimensions)
+        out = write.step("mul", write.step("add", out, beside), math.sqrt(0.5))
+        activated = _feed_forward(write, out, dimensions, i)
+        streams = alternating.correct(write, predicted, activated, i, dimensions)
+        gating = alternating.gating(write, streams, i, width)
+        embedding = layer_embedding(write, gating, inputs[i], i, dimensions)
+        streams = alternating.add_to_others(write, streams, embedding)
+    return alternating.contract(write, streams, width)
 
 
 def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> list[Node]:
@@ -108,31 +156,51 @@ def _layer_inputs(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) 
     return write.split(early, [width] * all_new) + write.split(late, [width] * of_chosen)
 
 
-def _layer(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    """Return, from the last layer with an own cache on, only what reaches the head."""
+def _layer(
+    write: ProgramWriter, x: Node, before: Node, dimensions: DecoderDimensions, i: int
+) -> Node:
+    """Return, from the last layer with an own cache on, only what reaches the head.
+
+    `before` is what the mixer reads.
+    """
     layer = f"decoder.layers.{i}"
-    before = _before(write, x, f"{layer}.attention", dimensions)
     mixed = _mix(write, before, dimensions, i)
     if i == dimensions.reading - 1:
         x, mixed = select_asked(write, x), select_asked(write, mixed)
         before = select_asked(write, before) if dimensions.shared_norm else before
     out = _project(write, x, mixed, dimensions, i)
+    if i in dimensions.without_feed_forward:
+        return out
     if not dimensions.shared_norm:
         source = x if dimensions.parallel else out
-        before = _before(write, source, f"{layer}.feed_forward", dimensions)
+        before = _before(write, source, f"{layer}.feed_forward", dimensions, i)
+    return _add_feed_forward(write, out, before, dimensions, i)
+
+
+def _feed_forward(write: ProgramWriter, x: Node, dimensions: DecoderDimensions, i: int) -> Node:
+    before = _before(write, x, f"decoder.layers.{i}.feed_forward", dimensions, i)
+    return _add_feed_forward(write, x, before, dimensions, i)
+
+
+def _add_feed_forward(
+    write: ProgramWriter, out: Node, before: Node, dimensions: DecoderDimensions, i: int
+) -> Node:
+    """Add a feed-forward of `before`, or what takes its place, to `out`."""
+    layer = f"decoder.layers.{i}"
     if is_mixture(dimensions, i):
-        return _experts(write, out, before, f"{layer}.feed_forward", dimensions)
+        return _experts(write, out, before, f"{layer}.feed_forward", dimensions, i)
     if has_experts_beside(dimensions, i):
         return _feed_forward_and_experts(write, out, before, i, dimensions)
     block, size = f"{layer}.feed_forward", dimensions.inner_of(i)
-    inner = _inner(write, before, block, size, dimensions)
-    return _add(write, out, inner, f"{block}.down", size, dimensions)
+    inner = _inner(write, before, block, size, dimensions, i)
+    bias = dimensions.feed_forward_bias
+    return _add(write, out, inner, f"{block}.down", size, dimensions, i, bias=bias)
 
 
 def _mix(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: int) -> Node:
     """Return the result of attention, or of another mixer, before its output projection."""
     if dimensions.mixer(i) == ATTENTION:
-        return _attention(write, before, dimensions, i)
+        return write_attention(write, before, dimensions, i)
     match dimensions.state(i):
         case DeltaNet() as net:
             return net.mix(write, before, i, dimensions.width, dimensions.norm_eps)
@@ -144,32 +212,30 @@ def _mix(write: ProgramWriter, before: Node, dimensions: DecoderDimensions, i: i
 def _project(
     write: ProgramWriter, x: Node, mixed: Node, dimensions: DecoderDimensions, i: int
 ) -> Node:
-    layer, width = f"decoder.layers.{i}", dimensions.width
-    if dimensions.mixer(i) == ATTENTION:
-        size = dimensions.projection_widths(i)[0]
-        return _add(write, x, mixed, f"{layer}.attention.out", size, dimensions)
     match dimensions.state(i):
         case DeltaNet() as net:
-            return write.linear(mixed, f"{layer}.delta.out", (width, net.values), residual=x)
+            mixer, size, bias = "delta", net.values, False
         case StateSpace() as space:
-            out, shape = f"{layer}.state_space.out", (width, space.values)
-            return write.linear(mixed, out, shape, bias=space.bias, residual=x)
-    out, bias = f"{layer}.convolution.out", dimensions.convolution_bias
-    return write.linear(mixed, out, (width, width), bias=bias, residual=x)
+            mixer, size, bias = "state_space", space.values, space.bias
+        case _ if dimensions.mixer(i) == ATTENTION:
+            size, bias = dimensions.mixed_width(i), dimensions.out_bias
+            mixer = "attention"
+        case _:
+            mixer, size, bias = "convolution", dimensions.width, dimensions.convolution_bias
+    out = f"decoder.layers.{i}.{mixer}.out"
+    return _add(write, x, mixed, out, size, dimensions, i, bias=bias)
 
 
-def _before(write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimensions) -> Node:
-    return _norm(write, x, f"{block}_norm", dimensions) if dimensions.pre_norms else x
-
-
-def _norm(
-    write: ProgramWriter, x: Node, name: str, dimensions: DecoderDimensions, width: int = 0
+def _before(
+    write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimensions, i: int
 ) -> Node:
-    width = width or dimensions.width
-    if dimensions.norm == "rms":
-        return write.rms_norm(x, name, width, dimensions.norm_eps)
-    zeros = "" if dimensions.norm_bias else _NO_BIAS
-    return write.layer_norm(x, name, width, dimensions.norm_eps, zeros=zeros)
+    before, _ = dimensions.norms_of(i)
+    return norm(write, x, f"{block}_norm", dimensions) if before else x
+
+
+def _post_norm(write: ProgramWriter, x: Node, block: str, dimensions: DecoderDimensions) -> Node:
+    epsilon = dimensions.post_norm_eps
+    return norm(write, x, f"{block}_post_norm", dimensions, epsilon=epsilon)
 
 
 def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
@@ -183,100 +249,40 @@ def _head(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
     return write.step("add", logits, write.tensor("decoder.head.bias", dimensions.vocab_size))
 
 
-def _attention(write: ProgramWriter, normed: Node, dimensions: DecoderDimensions, i: int) -> Node:
-    layer, source = f"decoder.layers.{i}.attention", dimensions.keys_and_values(i).source
-    sizes, width = dimensions.projection_widths(i), dimensions.width
-    shape, bias = (sum(sizes), width), dimensions.qkv_bias
-    projected = write.linear(normed, f"{layer}.qkv", shape, bias=bias)
-    query, *own = write.split(projected, sizes)
-    if dimensions.query_key_norm:
-        query = _norm_heads(write, query, f"{layer}.query_norm", sizes[0], dimensions, i)
-    query = _clamp(write, query, dimensions)
-    tables = _rotary_tables(dimensions, i)
-    if scales := tables.pop("query_scales", None):
-        query = write.step("mul", query, _at_positions(write, scales, 1))
-    options: dict[str, Any] = {
-        "window": dimensions.windows[i] or 0,
-        "softcap": dimensions.attention_softcap,
-        **tables,
-        "sinks": write.tensor(f"{layer}.sinks", dimensions.heads) if dimensions.sinks else None,
-    }
-    scale = dimensions.attention_scale / (i + 1 if dimensions.scaled_by_depth else 1)
-    if source is None:
-        given = query, *_keys_and_values(write, own, dimensions, i)
-        mixed = attend(write, i, given, scale, **options)
-    else:
-        mixed = attend_shared_cache(write, source, query, scale, **options)
-    if not dimensions.attention_gate:
-        return mixed
-    gate = write.linear(normed, f"{layer}.gate", (sizes[0], width))
-    return write.step("gated", gate, mixed, activation="sigmoid")
-
-
-def _keys_and_values(
-    write: ProgramWriter, own: Sequence[Node], dimensions: DecoderDimensions, i: int
-) -> tuple[Node, Node]:
-    key, value = own[0], own[-1]
-    if dimensions.query_key_norm:
-        name = f"decoder.layers.{i}.attention.key_norm"
-        key = _norm_heads(write, key, name, dimensions.projection_widths(i)[1], dimensions, i)
-    if dimensions.value_norm:
-        size = dimensions.head_dim_of(i)
-        heads = write.step("unflatten", value, -1, [-1, size])
-        weight = Constant(_NO_WEIGHT.format(size))
-        normed = write.step("rms_norm", heads, weight, dimensions.norm_eps)
-        value = write.step("flatten", normed, -2)
-    return _clamp(write, key, dimensions), _clamp(write, value, dimensions)
-
-
-def _clamp(write: ProgramWriter, x: Node, dimensions: DecoderDimensions) -> Node:
-    limit = dimensions.qkv_limit
-    return write.step("clamp", x, -limit, limit) if limit else x
-
-
-def _at_positions(write: ProgramWriter, table: Constant, width: int) -> Node:
-    """Rows of a table [positions, width] for the new tokens, [rows, new, width]."""
-    rows = write.step("index_select", table, 0, write.step("flatten", positions(write)))
-    return write.step("view", rows, [write.size(TOKENS, 0), write.size(TOKENS, 1), width])
-
-
-def _norm_heads(
-    write: ProgramWriter, x: Node, name: str, width: int, dimensions: DecoderDimensions, i: int
-) -> Node:
-    """Norm each head of queries or keys [rows, new, width], or all as one."""
-    if dimensions.whole_query_key_norm:
-        return _norm(write, x, name, dimensions, width)
-    size = dimensions.head_dim_of(i)
-    heads = write.step("unflatten", x, -1, [-1, size])
-    if not dimensions.own_query_key_norms:
-        return write.step("flatten", _norm(write, heads, name, dimensions, size), -2)
-    plain = Constant(_ONES), Constant(_ZEROS), dimensions.norm_eps
-    normed = write.step("flatten", write.step("layer_norm", heads, *plain), -2)
-    return write.step("mul", normed, write.tensor(f"{name}.weight", width))
-
-
-def _rotary_tables(dimensions: DecoderDimensions, i: int) -> dict[str, Constant]:
-    rotary = dimensions.rotary_of(i)
-    if rotary is None:
-        return {}
-    kind = dimensions.rotary_kinds.index((rotary, dimensions.head_dim_of(i)))
-    names = ["cosines", "sines", *(["query_scales"] if rotary.query_beta else [])]
-    return {name: Constant(f"{name}_{kind}") for name in names}
-
-
 def _inner(
-    write: ProgramWriter, before: Node, block: str, size: int, dimensions: DecoderDimensions
+    write: ProgramWriter, before: Node, block: str, size: int, dimensions: DecoderDimensions, i: int
 ) -> Node:
     """[..., size]."""
     bias, width = dimensions.feed_forward_bias, dimensions.width
     if dimensions.gated:
         gate_up, shape = f"{block}.gate_up", (2 * size, width)
+        if (deviations := dimensions.deviations(i)) is not None:
+            gates, ups = write.chunk(write.linear(before, gate_up, shape, bias=bias), 2)
+            gates = rarest(write, gates, deviations)
+            return write.step("gated", gates, ups, activation=dimensions.activation)
         return write.linear(before, gate_up, shape, bias=bias, gate=dimensions.activation)
     up, shape = f"{block}.up", (size, width)
+    if dimensions.activation == XIELU:
+        return _xielu(write, write.linear(before, up, shape, bias=bias), block)
     if dimensions.activation == SQUARED:
         positive = write.linear(before, up, shape, bias=bias, activation="relu")
         return write.step("mul", positive, positive)
     return write.linear(before, up, shape, bias=bias, activation=dimensions.activation)
+
+
+def _xielu(write: ProgramWriter, x: Node, block: str) -> Node:
+    """Slope x, plus above 0 the rise times x^2, below it the fall times exp(x) - 1 - x."""
+    slope, rise, fall = (
+        write.tensor(f"{block}.xielu.{name}", 1) for name in ("slope", "rise", "fall")
+    )
+    above = write.step("relu", x)
+    below = write.step("sub", above, x)
+    # exp(-x) - 1 = -2 tanh(x / 2) / (1 + tanh(x / 2)).
+    half = write.step("tanh", write.step("mul", below, 0.5))
+    less = write.step("div", write.step("mul", half, 2.0), write.step("add", half, 1.0))
+    bent = write.step("mul", write.step("sub", below, less), fall)
+    squares = write.step("mul", write.step("mul", above, above), rise)
+    return write.step("add", write.step("mul", x, slope), write.step("add", squares, bent))
 
 
 def _feed_forward_and_experts(
@@ -285,59 +291,73 @@ def _feed_forward_and_experts(
     """Add a feed-forward of `before` and experts of `x` to `x`, each with its own norms."""
     block, experts = (f"decoder.layers.{i}.{name}" for name in ("feed_forward", "experts"))
     size, bias = dimensions.inner_of(i), dimensions.feed_forward_bias
-    inner = _inner(write, before, block, size, dimensions)
+    inner = _inner(write, before, block, size, dimensions, i)
     product = write.linear(inner, f"{block}.down", (dimensions.width, size), bias=bias)
-    product = _norm(write, product, f"{block}_own_norm", dimensions)
-    routed = _norm(write, x, f"{experts}.router_norm", dimensions)
-    normed = _norm(write, x, f"{experts}_norm", dimensions)
+    product = norm(write, product, f"{block}_own_norm", dimensions)
+    routed = norm(write, x, f"{experts}.router_norm", dimensions)
+    normed = norm(write, x, f"{experts}_norm", dimensions)
     mixed = write_mixture(write, normed, experts, dimensions, routed)
-    mixed = _norm(write, mixed, f"{experts}_post_norm", dimensions)
-    whole = _norm(write, write.step("add", product, mixed), f"{block}_post_norm", dimensions)
+    mixed = norm(write, mixed, f"{experts}_post_norm", dimensions)
+    whole = norm(write, write.step("add", product, mixed), f"{block}_post_norm", dimensions)
     return write.step("add", x, whole)
 
 
 def _add(
-    write: ProgramWriter, x: Node, inner: Node, name: str, size: int, dimensions: DecoderDimensions
+    write: ProgramWriter,
+    x: Node,
+    inner: Node,
+    name: str,
+    size: int,
+    dimensions: DecoderDimensions,
+    i: int,
+    *,
+    bias: bool,
 ) -> Node:
-    block, _, matrix = name.rpartition(".")
-    bias = dimensions.out_bias if matrix == "out" else dimensions.feed_forward_bias
     shape = dimensions.width, size
-    if not dimensions.post_norms:
+    _, after = dimensions.norms_of(i)
+    if not after:
         return write.linear(inner, name, shape, bias=bias, residual=x)
     product = write.linear(inner, name, shape, bias=bias)
-    return write.step("add", x, _norm(write, product, f"{block}_post_norm", dimensions))
+    normed = _post_norm(write, product, name.rpartition(".")[0], dimensions)
+    return write.step("add", x, normed)
 
 
 def _experts(
-    write: ProgramWriter, x: Node, normed: Node, block: str, dimensions: DecoderDimensions
+    write: ProgramWriter, x: Node, normed: Node, block: str, dimensions: DecoderDimensions, i: int
 ) -> Node:
     mixed = write_mixture(write, normed, block, dimensions)
-    if dimensions.post_norms:
-        mixed = _norm(write, mixed, f"{block}_post_norm", dimensions)
+    _, after = dimensions.norms_of(i)
+    if after or dimensions.experts_post_norm:
+        mixed = _post_norm(write, mixed, block, dimensions)
     return write.step("add", x, mixed)
 
 
 def constants(
     dimensions: DecoderDimensions,
-    tensors: Mapping[str, NDArray[np.generic]],  # noqa: ARG001
+    tensors: Mapping[str, NDArray[np.generic]],
 ) -> dict[str, NDArray[np.generic]]:
-    """Tables of angles and query factors, and unit weights of norms without weights."""
+    """Tables of angles and query factors, unit weights of norms without weights, transposes."""
     tables: dict[str, NDArray[np.generic]] = {}
     for i, (rotary, size) in enumerate(dimensions.rotary_kinds):
-        cosines, sines = rotary.tables(dimensions.max_positions, size)
+        logs = tensors[_FREQUENCIES] if rotary.learned else None
+        cosines, sines = rotary.tables(dimensions.max_positions, size, logs)
         tables |= {f"cosines_{i}": cosines, f"sines_{i}": sines}
         if rotary.query_beta:
             tables[f"query_scales_{i}"] = rotary.query_scales(dimensions.max_positions)
     if dimensions.norm == "layer" and not dimensions.norm_bias:
-        tables[_NO_BIAS] = np.zeros(dimensions.width, np.float32)
+        tables[NO_BIAS] = np.zeros(dimensions.width, np.float32)
+    sizes = {dimensions.width} if dimensions.embedding_norm else set()
     if dimensions.value_norm:
-        for size in {dimensions.head_dim_of(i) for i in range(dimensions.reading)}:
-            tables[_NO_WEIGHT.format(size)] = np.ones(size, np.float32)
+        sizes |= {dimensions.head_dim_of(i) for i in range(dimensions.reading)}
+    tables |= {NO_WEIGHT.format(size): np.ones(size, np.float32) for size in sizes}
+    if latents := dimensions.latents:
+        attending = [i for i in range(dimensions.layers) if dimensions.mixer(i) == ATTENTION]
+        tables |= latents.constants(attending, dimensions.max_positions, tensors)
     if space := dimensions.state_space:
         tables |= space.constants()
     if dimensions.own_query_key_norms:
-        tables[_ONES] = np.ones(dimensions.head_dim, np.float32)
-        tables[_ZEROS] = np.zeros(dimensions.head_dim, np.float32)
+        tables[ONES] = np.ones(dimensions.head_dim, np.float32)
+        tables[ZEROS] = np.zeros(dimensions.head_dim, np.float32)
     return tables
 
 
@@ -354,7 +374,8 @@ def _probe(dimensions: DecoderDimensions) -> Probe:
 def _calibration_problem(dimensions: DecoderDimensions) -> str:
     if dimensions.experts:
         return f"mixtures of experts have no {CALIBRATED}"
-    if dimensions.attention_gate or set(dimensions.mixers) - {ATTENTION}:
+    gated = dimensions.attention_gate or dimensions.head_gates or dimensions.latents
+    if gated or set(dimensions.mixers) - {ATTENTION}:
         return f"models with other layers than attention have no {CALIBRATED}"
     if dimensions.layer_head_dims or dimensions.layer_kv_heads or dimensions.sources:
         return f"models whose layers differ have no {CALIBRATED}"

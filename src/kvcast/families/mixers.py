@@ -1,9 +1,9 @@
 """Decoder layers that mix positions without attention.
 
 Short convolutions (LFM2) multiply inputs by a gate, convolve each channel causally, and multiply by
-another gate. Gated delta nets (Qwen 3.5) and selective state spaces (Mamba-2, Granite 4) rewrite a
-matrix per head, the state, with every token; their queries, keys and values are convolved first,
-and their results are normed and gated.
+another gate. Gated delta nets (Qwen 3.5, Kimi Linear) and selective state spaces (Mamba-2, Granite
+4) rewrite a matrix per head, the state, with every token; their queries, keys and values are
+convolved first, and their results are normed and gated.
 """
 
 import math
@@ -75,29 +75,69 @@ class DeltaNet(StateSizes):
     products: ClassVar[int] = 3
     """Products of a position with each number of a matrix."""
 
+    most: float = 1.0  # of the shares of values that are added: 2 where states may turn over
+    norm_eps: float | None = None  # of the norm of results; None: the model's
+    by_channel: bool = False  # whether decay is per key channel (Kimi), not per head
+    rank: int = 0  # of the projections to gates and to steps of decays; 0: they are whole
+    least: float = 0.0  # bound of decays' logarithms, by a sigmoid (Ling 3); 0: by a softplus
+    gate: str = "silu"  # activation of gates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("most", "norm_eps"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise KvcastError(f"{name} must be a finite number above 0")
+        if self.rank:
+            require_positive(rank=self.rank)
+        if self.rank > _LARGEST_HEAD:
+            raise KvcastError("a projection's rank is larger than any model's")
+        if not -math.inf < self.least <= 0:
+            raise KvcastError("the bound of decays must be a finite number below 0, or 0")
+        require_one_of("the activation of gates", self.gate, ("silu", "sigmoid"))
+
+    @property
+    def steps(self) -> int:
+        """Return the number of decays of a position."""
+        return self.value_heads * (self.key_dim if self.by_channel else 1)
+
     @property
     def projected(self) -> tuple[int, ...]:
         """Convolved channels, gate, shares and steps."""
-        return self.channels, self.values, self.value_heads, self.value_heads
+        rank = self.rank
+        return self.channels, rank or self.values, self.value_heads, rank or self.steps
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The same, channels as queries, keys and values."""
+        return self.keys, self.keys, self.values, *self.projected[1:]
 
     def mix(self, write: ProgramWriter, normed: Node, i: int, width: int, epsilon: float) -> Node:
         """[rows, new, width], before the last projection."""
         layer = f"decoder.layers.{i}.delta"
         projected = write.linear(normed, f"{layer}.input", (sum(self.projected), width))
         x, gate, share, step = write.split(projected, self.projected)
+        if self.rank:
+            gate = write.linear(gate, f"{layer}.gate", (self.values, self.rank))
+            step = write.linear(step, f"{layer}.step", (self.steps, self.rank))
         inputs, state = Node(f"past_inputs_{i}"), Node(f"past_state_{i}")
         kernel = write.tensor(f"{layer}.kernel", self.convolution, self.channels)
-        given = x, kernel, None, inputs, LENGTHS
-        x = write.step("short_convolution", *given, activation="silu")
-        of_heads = self._of_heads(write, layer, "decay", "step_bias")
-        x = write.step("delta_rule", x, share, step, *of_heads, state, LENGTHS, self.key_heads)
+        convolved = x, kernel, None, inputs, LENGTHS
+        x = write.step("short_convolution", *convolved, activation="silu")
+        [decay] = self._of_heads(write, layer, "decay")
+        bias = write.tensor(f"{layer}.step_bias", self.steps)
+        bounds = {"most": (self.most, 1.0), "least": (self.least, 0.0)}
+        options = {name: value for name, (value, usual) in bounds.items() if value != usual}
+        given = x, share, step, decay, bias, state, LENGTHS, self.key_heads
+        x = write.step("delta_rule", *given, **options)
         heads = write.step("unflatten", x, -1, [-1, self.value_dim])
+        epsilon = epsilon if self.norm_eps is None else self.norm_eps
         normed = write.rms_norm(heads, f"{layer}.norm", self.value_dim, epsilon)
         heads = write.step("flatten", normed, -2)
-        return write.step("gated", gate, heads, activation="silu")
+        return write.step("gated", gate, heads, activation=self.gate)
 
 
 _ONES = "state_space_ones"
+NORM_PLACES = ("behind", "before", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +146,7 @@ class StateSpace(StateSizes):
     """Products of a position with each number of a matrix."""
 
     norm_eps: float  # of the norm of results, grouped by heads of keys
+    norm: str = "behind"  # of NORM_PLACES: where that norm is, by the gate
     bias: bool = False  # whether the first and the last projection have biases
     convolution_bias: bool = True
 
@@ -113,6 +154,7 @@ class StateSpace(StateSizes):
         super().__post_init__()
         if not 0 < self.norm_eps < math.inf:
             raise KvcastError("norm_eps must be a finite number above 0")
+        require_one_of("norm", self.norm, NORM_PLACES)
 
     @property
     def projected(self) -> tuple[int, ...]:
@@ -125,7 +167,8 @@ class StateSpace(StateSizes):
 
     def constants(self) -> dict[str, NDArray[np.float32]]:
         """Return the gain of norms of parts, whose weights are of the whole."""
-        return {_ONES: np.ones(self.normed, np.float32)} if self.key_heads > 1 else {}
+        parts = self.key_heads > 1 and self.norm != "none"
+        return {_ONES: np.ones(self.normed, np.float32)} if parts else {}
 
     def mamba_order(self) -> tuple[list[int], list[int]]:
         """Return the order of channels and of the first projection's rows.
@@ -155,7 +198,9 @@ class StateSpace(StateSizes):
         x = write.step("short_convolution", *given, activation="silu")
         of_heads = self._of_heads(write, layer, "decay", "step_bias", "skip")
         x = write.step("selective_scan", x, step, *of_heads, state, LENGTHS, self.key_heads)
-        return self._norm(write, write.step("gated", gate, x, activation="silu"), layer)
+        x = self._norm(write, x, layer) if self.norm == "before" else x
+        x = write.step("gated", gate, x, activation="silu")
+        return self._norm(write, x, layer) if self.norm == "behind" else x
 
     def _norm(self, write: ProgramWriter, x: Node, layer: str) -> Node:
         if self.key_heads == 1:
@@ -183,10 +228,6 @@ class ConvolvingSizes(Protocol):
     @property
     def windows(self) -> Sequence[int | None]:
         """How many positions attention of each layer sees; None: all."""
-
-    @property
-    def post_norms(self) -> bool:
-        """Whether layers have norms after as well as before attention."""
 
     @property
     def mixers(self) -> Sequence[str]:
@@ -219,8 +260,6 @@ def check_mixers(sizes: ConvolvingSizes) -> None:
     for mixer, sizes_of_it in ((DELTA, sizes.delta), (STATE_SPACE, sizes.state_space)):
         if (mixer in sizes.mixers) != (sizes_of_it is not None):
             raise KvcastError("layers with states have sizes, and others have none")
-    if sizes.post_norms and set(sizes.mixers) - {ATTENTION}:
-        raise KvcastError("only attention has norms after it")
     if CONVOLUTION not in sizes.mixers:
         if sizes.convolution or sizes.convolution_bias:
             raise KvcastError("there is no layer with a convolution")

@@ -28,7 +28,13 @@ ALIGNMENT_QUERIES = "alignment_queries"
 """The result of `decode` with the queries of alignment heads, in models with alignment heads."""
 
 _ATTENDED = {"linear": "capacity", "ring": "ring"}
-_CAPACITIES = {**_ATTENDED, "inputs": "inputs", "state": "inputs"}
+_CAPACITIES = {
+    **_ATTENDED,
+    "latent": "capacity",
+    "index": "capacity",
+    "inputs": "inputs",
+    "state": "inputs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class CacheArgument:
     @property
     def dtypes(self) -> list[str]:
         each = [part for layer in self._parts for part in layer]
-        return [self.dtype if part in KEY_VALUE else "float32" for part in each]
+        return [self.dtype if part in QUANTIZED else "float32" for part in each]
 
     @property
     def _parts(self) -> Sequence[Sequence[str]]:
@@ -112,13 +118,16 @@ def _part_names(prefix: str, parts: Sequence[Sequence[str]]) -> list[str]:
 class CacheLayers:
     """Consecutive cache layers of one shape, keys and values [rows, heads, capacity, head_dim].
 
-    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window), "inputs"
-    (the last inputs of a convolution in one tensor, not keys and values; capacity is its length),
-    "state" (a matrix [heads, capacity, head_dim] that each token rewrites, and the last inputs of
-    a convolution before it), "cross" (filled once by encode) or "embeddings" (filled by encode too:
-    vectors of `head_dim` values that token ids of a prompt refer to, in one tensor). `dtype` is a
-    self cache's dtype, such as "float32". `length` and `channels` are of the convolution before a
-    state; 0: there is none.
+    `kind` is "linear" (capacity is the longest sequence), "ring" (capacity is the window), "latent"
+    (linear, one tensor for keys and values of all heads: a latent and a rotated key), "index"
+    (linear, index keys alone, of a layer that reads another's latents), "inputs" (the last inputs
+    of a convolution in one tensor, not keys and values; capacity is its length), "state" (a matrix
+    [heads, capacity, head_dim] that each token rewrites, and the last inputs of a convolution
+    before it), "cross" (filled once by encode) or "embeddings" (filled by encode too: vectors of
+    `head_dim` values that token ids of a prompt refer to, in one tensor). `dtype` is a self cache's
+    dtype, such as "float32". `length` and `channels` are of the convolution before a state; 0:
+    there is none. The last `rotated` channels of a latent line are the rotated key; `index` is the
+    width of the layer's index keys, 0: it has none.
     """
 
     kind: str
@@ -129,6 +138,8 @@ class CacheLayers:
     dtype: str = "float32"
     length: int = 0
     channels: int = 0
+    rotated: int = 0
+    index: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("a cache's kind", self.kind, _KINDS)
@@ -142,11 +153,15 @@ class CacheLayers:
     def parts(self) -> tuple[str, ...]:
         if self.kind == "state" and not self.length:
             return ("state",)
+        if self.index:
+            return ("latent", "index")
         return _PARTS.get(self.kind, KEY_VALUE)
 
     @property
     def sizes(self) -> tuple[tuple[int, int | None, int], ...]:
         """Heads, positions (None: the runtime's choice) and head_dim of each tensor of a layer."""
+        if self.index:
+            return ((1, None, self.head_dim), (1, None, self.index))
         if self.kind != "state":
             return ((self.heads, None, self.head_dim),) * len(self.parts)
         state = self.heads, self.capacity, self.head_dim
@@ -154,7 +169,7 @@ class CacheLayers:
 
     def of_dtype(self, dtype: str) -> Self:
         """Keys and values in this dtype; other caches are unchanged."""
-        return self if self.kind in _PARTS else replace(self, dtype=dtype)
+        return replace(self, dtype=dtype) if set(self.parts) & QUANTIZED else self
 
 
 def decode_program(
@@ -232,8 +247,10 @@ def _read(layers: CacheLayers) -> int:
     return layers.capacity if layers.kind == "inputs" else layers.length
 
 
-_KINDS = ("linear", "ring", "inputs", "state", "cross", "embeddings")
+_KINDS = ("linear", "ring", "latent", "index", "inputs", "state", "cross", "embeddings")
 _PARTS = {
+    "latent": ("latent",),
+    "index": ("index",),
     "inputs": ("inputs",),
     "state": ("inputs", "state"),
     "embeddings": ("embeddings",),
@@ -242,6 +259,8 @@ ENCODED = ("cross", "embeddings")
 """Kinds that `encode` fills, in slots of inputs."""
 KEY_VALUE = ("key", "value")
 """Names of the tensors of a layer with attention."""
+QUANTIZED = frozenset({*KEY_VALUE, "latent", "index"})
+"""Names of the tensors that have a cache's dtype; others are fp32."""
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 

@@ -6,6 +6,7 @@ have the names of the checkpoint's tensors, buffers the names of programs' other
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from kvcast.errors import KvcastError
 from kvcast.families.table import family_with
 from kvcast.models.ops.attention import packed_self_attention, shared_attention
+from kvcast.models.ops.latents import packed_latent_attention, packed_select_positions
 from kvcast.models.ops.operations import OPERATIONS, Operation, activated
 from kvcast.models.ops.states import (
     delta_rule,
@@ -23,7 +25,15 @@ from kvcast.models.ops.states import (
     packed_states,
     selective_scan,
 )
-from kvcast.spec.program import Constant, Node, Program, SelfAttention, SharedAttention
+from kvcast.spec.program import (
+    Constant,
+    LatentAttention,
+    Node,
+    PositionSelection,
+    Program,
+    SelfAttention,
+    SharedAttention,
+)
 
 _PRODUCTS = frozenset({"linear", "conv1d", "conv2d"})
 """Operations whose matrix is a layer, with its bias."""
@@ -159,6 +169,14 @@ class TorchProgram(nn.Module):
                 first += count
             return mixed
 
+        def attend_latents(*arguments: Any, **options: Any) -> Tensor:
+            call = LatentAttention[Any](*arguments, **options)._replace(lengths=lengths)
+            return packed_latent_attention(call, rows, counts)[None]
+
+        def select(*arguments: Any, **options: Any) -> Tensor:
+            call = PositionSelection[Any](*arguments, **options)._replace(lengths=lengths)
+            return packed_select_positions(call, rows, counts)[None]
+
         def positions(*_: Tensor) -> Tensor:
             each = [
                 lengths[row].long() + torch.arange(count, device=lengths.device)
@@ -173,17 +191,20 @@ class TorchProgram(nn.Module):
             return packed_short_convolution(x[0], kernel, bias, past, rows, counts, lengths)[None]
 
         def rewriting(operation: Operation, of_positions: int) -> Operation:
-            def rewrite(*arguments: Any) -> Tensor:
+            def rewrite(*arguments: Any, **options: Any) -> Tensor:
                 *given, state, _, heads = arguments
                 parts = [part[0] for part in given[:of_positions]]
                 held = state, rows, counts, lengths, heads
-                return packed_states(operation, parts, given[of_positions:], *held)[None]
+                own = partial(operation, **options)
+                return packed_states(own, parts, given[of_positions:], *held)[None]
 
             return rewrite
 
         given = (tokens_n[None], lengths[:1], offsets, *caches)
         others: dict[str, Operation] = {
             "shared_attention": attend_elsewhere,
+            "latent_attention": attend_latents,
+            "select_positions": select,
             "short_convolution": convolve,
             "delta_rule": rewriting(delta_rule, 3),
             "selective_scan": rewriting(selective_scan, 2),

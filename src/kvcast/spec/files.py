@@ -76,3 +76,8 @@ def cache_dir() -> Path:
     """Return `$KVCAST_CACHE`, or `~/.cache/kvcast`; not created here, and always safe to delete."""
     chosen = os.environ.get("KVCAST_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "kvcast"
+
+
+def exports_dir() -> Path:
+    """Return the folder of bundles that opening a model exports."""
+    return cache_dir() / "bundles"

@@ -11,6 +11,7 @@ longest sequence, as in vLLM and llama.cpp; transformers chooses by the length o
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ class Rotary:
     # queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / trained_positions))
     # (Llama 4, Ministral 3)
     query_beta: float = 0.0
+    # whether each pair's frequency is multiplied by exp of a number of the checkpoint (LeRoPE)
+    learned: bool = False
 
     def __post_init__(self) -> None:
         for name in ("divisors", "long_divisors"):  # lists in manifests
@@ -83,10 +86,12 @@ class Rotary:
         return head_dim if self.scaling == "proportional" else 2 * self._pairs(head_dim)
 
     def tables(
-        self, positions: int, head_dim: int
+        self, positions: int, head_dim: int, learned: NDArray[Any] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines [positions, head_dim / 2] of positions from 0 on."""
         frequencies = self.frequencies(head_dim, positions)
+        if learned is not None:
+            frequencies *= np.exp(learned.astype(np.float32))
         angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
         amplitude = np.ones(head_dim // 2, np.float32)
         amplitude[: self._pairs(head_dim)] = self._amplitude()

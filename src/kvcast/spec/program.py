@@ -3,8 +3,9 @@
 A program leaves open the sizes that callers vary. Families write programs from dimensions
 (`kvcast.families`) with a `ProgramWriter`; runtimes compile, execute or translate them. An
 operation may have an epilogue in its keywords: a product its activation, gate and residual.
-`SelfAttention` and `SharedAttention` are the operations that read caches, with the arguments that
-runtimes pass on as tensors, interpreter values or graph nodes (`kvcast.models.ops.attention`).
+`SelfAttention`, `SharedAttention` and `LatentAttention` are the operations that read caches, with
+the arguments that runtimes pass on as tensors, interpreter values or graph nodes
+(`kvcast.models.ops.attention`, `latents`).
 """
 
 import json
@@ -16,7 +17,10 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
 WRITES = frozenset(
-    {"self_attention", "short_convolution", "delta_rule", "selective_scan", "rewrite"}
+    {
+        *("self_attention", "latent_attention", "select_positions", "short_convolution"),
+        *("delta_rule", "selective_scan", "rewrite"),
+    }
 )
 """Operations that write to their arguments, so that they stay although nothing reads them."""
 
@@ -207,6 +211,46 @@ class SharedAttention(NamedTuple, Generic[T]):
     cosines: T | None = None
     sines: T | None = None  # like `cosines`
     sinks: T | None = None  # [h]
+
+
+class LatentAttention(NamedTuple, Generic[T]):
+    """A call of attention to latents (MLA, DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    A head's key at a position is `key_b` times its latent, then the rotated key, which all heads
+    share; its value is `value_b` times the latent. Further letters: n channels of a head that
+    latents give, p rotated ones, v a head's values; the rest as in `SelfAttention`.
+    """
+
+    query: T  # [r, s, h * (n + p)]
+    latent: T | None  # [r, s, rank], normed; None: an earlier layer wrote the cache
+    key: T | None  # [r, s, p], before rotation; None: likewise, or p is 0
+    cache: T  # [r, 1, c, rank + p], linear, written at the new positions
+    lengths: T
+    key_b: T  # [h, n, rank], for prompts: gives keys
+    absorb: T  # [h, rank, n], the same transposed, for steps: takes queries to latents
+    value_b: T  # [h, v, rank]
+    scale: float
+    cosines: T | None = None  # [positions, p / 2]; None: no rotation
+    sines: T | None = None  # like `cosines`
+    selected: T | None = None  # [r, s, most], positions to read (`PositionSelection`); None: all
+
+
+class PositionSelection(NamedTuple, Generic[T]):
+    """A call that chooses the positions that attention reads (DSA, DeepSeek-V3.2's indexer).
+
+    A position's score is the sum over index heads of weights times the products, no less than 0, of
+    a query and the position's one key. Of equal scores the first positions are chosen, so a chunk
+    chooses what its steps do. Letters: g index heads, e their size; the first channels turn.
+    """
+
+    query: T  # [r, s, g * e]
+    key: T  # [r, s, e], normed, before rotation
+    weights: T  # [r, s, g]
+    cache: T  # [r, 1, c, e], linear, written at the new positions
+    lengths: T
+    most: int  # number of positions that a query reads; all while there are fewer
+    cosines: T | None = None
+    sines: T | None = None
 
 
 class ProgramWriter:

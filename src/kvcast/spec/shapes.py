@@ -100,6 +100,11 @@ def _with_state(x: Shape, *given: Any) -> Shape:
     return *x[:-1], state[1] * state[3]
 
 
+def _latent_attention(query: Shape, *given: Any) -> Shape:
+    heads, values, _ = given[6]
+    return *query[:-1], heads * values
+
+
 _LIKE_FIRST = frozenset(
     {
         *("self_attention", "shared_attention", "cross_attention", "encoder_attention"),
@@ -119,6 +124,9 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "embedding": lambda table, ids: (*ids, table[-1]),
     "index_select": lambda x, axis, index: _with_axis(x, axis, prod(index)),
     "relative_scores": lambda query, _, heads, __: (query[0], heads, query[1], query[1]),
+    "latent_attention": _latent_attention,
+    "select_positions": lambda query, *given: (*query[:-1], given[4]),
+    "moments": lambda x: (*x[:-1], 3),
     "delta_rule": _with_state,
     "selective_scan": _with_state,
     "arange": lambda count: (count,),

@@ -9,22 +9,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
+from kvcast.checkpoints.decoder.rotary import (
+    FULL,
+    SLIDING,
+    read_rotary,
+    read_stretched_rotary,
+)
 from kvcast.checkpoints.fields import ACTIVATIONS, Fields
-from kvcast.families.decoder_dimensions import SQUARED, scaled_residuals, sources_of_types
+from kvcast.families.alternating import Alternating
+from kvcast.families.decoder_dimensions import (
+    SQUARED,
+    XIELU,
+    scaled_residuals,
+    sources_of_types,
+)
+from kvcast.families.feed_forwards import Routing
 from kvcast.spec.sizes import MOST_LAYERS
 
 LARGEST = 2**31
+_SPARSE_LAYERS = 10  # Gemma 3n's first
 _NORMS_BEHIND = {"pre_norms": False, "post_norms": True}
-_ACTIVATIONS = {**ACTIVATIONS, "relu2": SQUARED}
+_ACTIVATIONS = {**ACTIVATIONS, "relu2": SQUARED, "xielu": XIELU}
+ACTIVATION_FIELDS = ("hidden_activation", "hidden_act")
 
 
-def activation_of(fields: Fields) -> str:
-    activation = str(fields.values.get("hidden_activation") or fields.values.get("hidden_act"))
+def activation_of(fields: Fields, names: Sequence[str] = ACTIVATION_FIELDS) -> str:
+    """Return the activation of the first of these fields that is set."""
+    given = [fields.values.get(name) for name in names]
+    activation = str(next(filter(None, given), given[-1]))
     if activation not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
         raise fields.error(f"activation {activation!r} is not supported (supported: {supported})")
     return _ACTIVATIONS[activation]
+
+
+def require_silu(fields: Fields, names: Sequence[str] = ACTIVATION_FIELDS) -> None:
+    if activation_of(fields, names) != "silu":
+        raise fields.error(f"{names[-1]} must be silu: other models are not supported")
 
 
 def llama(fields: Fields) -> dict[str, Any]:
@@ -75,6 +96,64 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     }
 
 
+_INNERS = "intermediate_sizes"
+
+
+def restate_gemma3n(fields: Fields) -> dict[str, Any]:
+    layers, name = fields.whole("num_hidden_layers", most=MOST_LAYERS), "intermediate_size"
+    sizes = fields.values[name]
+    sizes = sizes if isinstance(sizes, list) else [sizes] * layers
+    if len(sizes) != layers:
+        raise fields.error(f"{name} must be one, or list one for each of {layers} layers")
+    each = [replace(fields, values={name: size}).whole(name) for size in sizes]
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        kinds = [FULL if (i + 1) % 5 == 0 else SLIDING for i in range(layers)]
+    return {name: each[0], _INNERS: each, "layer_types": kinds}
+
+
+def gemma3n(fields: Fields) -> dict[str, Any]:
+    return _gemma_with_value_norms(fields) | {
+        "layer_inners": tuple(fields.values[_INNERS]),
+        "sources": _shared_sources(fields, fields.values["layer_types"]),
+        "layer_embedding": fields.whole("hidden_size_per_layer_input"),
+        "layer_vocabulary": fields.whole("vocab_size_per_layer_input"),
+        "sparsities": _sparsities(fields),
+        "alternating": fields.make(
+            Alternating,
+            streams=fields.whole("altup_num_inputs"),
+            active=fields.whole("altup_active_idx", least=0),
+            scaled=fields.flag("altup_correct_scale"),
+            rank=fields.whole("laurel_rank"),
+        ),
+    }
+
+
+def _gemma_with_value_norms(fields: Fields) -> dict[str, Any]:
+    """Return what Gemma 3n and 4 have in common."""
+    cap = "final_logit_softcapping"
+    return configured_biases(fields) | {
+        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
+        "attention_scale": 1.0,
+        "logit_softcap": fields.positive(cap) if fields.values[cap] is not None else 0.0,
+        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
+        "query_key_norm": True,
+        "value_norm": True,
+        "post_norms": True,
+    }
+
+
+def _sparsities(fields: Fields) -> tuple[float, ...]:
+    name, layers = "activation_sparsity_pattern", fields.whole("num_hidden_layers")
+    shares = fields.values.get(name)
+    if shares is None:
+        sparse = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0
+        shares = [0.95] * sparse + [0.0] * (layers - sparse)
+    if not isinstance(shares, list) or not all(type(x) in (int, float) for x in shares):
+        raise fields.error(f"{name} must list numbers")
+    return tuple(map(float, shares)) if any(shares) or len(shares) != layers else ()
+
+
 def restate_gemma4(fields: Fields) -> dict[str, Any]:
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.values.get("layer_types")
@@ -101,23 +180,15 @@ def gemma4(fields: Fields) -> dict[str, Any]:
         raise fields.error(
             "use_bidirectional_attention is not supported: it makes the model an encoder"
         )
-    kinds = fields.values["layer_types"]
-    cap, embedding = "final_logit_softcapping", "hidden_size_per_layer_input"
-    sources, shared = _gemma4_sources(fields, kinds), fields.flag("use_double_wide_mlp")
+    kinds, embedding = fields.values["layer_types"], "hidden_size_per_layer_input"
+    sources, shared = _shared_sources(fields, kinds), fields.flag("use_double_wide_mlp")
     inner = fields.whole("intermediate_size")
     width = fields.whole(embedding, least=0) if fields.values[embedding] is not None else 0
     if width and fields.whole("vocab_size_per_layer_input") != fields.whole("vocab_size"):
         raise fields.error("vocab_size_per_layer_input must be vocab_size")
     doubled = [inner << (shared and source != i) for i, source in enumerate(sources)]
     as_values = fields.flag("attention_k_eq_v")
-    return configured_biases(fields) | {
-        "embedding_scale": math.sqrt(fields.whole("hidden_size")),
-        "attention_scale": 1.0,
-        "logit_softcap": fields.positive(cap) if fields.values[cap] is not None else 0.0,
-        "window_rotary": read_rotary(fields, SLIDING, "rope_local_base_freq"),
-        "query_key_norm": True,
-        "value_norm": True,
-        "post_norms": True,
+    return _gemma_with_value_norms(fields) | {
         "layer_head_dims": _own_sizes(fields, "head_dim"),
         "layer_kv_heads": _own_sizes(fields, "num_key_value_heads"),
         "layer_inners": tuple(doubled),
@@ -137,7 +208,7 @@ def _gemma4_experts(fields: Fields) -> dict[str, int]:
     }
 
 
-def _gemma4_sources(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
+def _shared_sources(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
     shared = fields.whole("num_kv_shared_layers", least=0, most=len(kinds))
     return fields.make(sources_of_types, kinds=kinds, shared=shared)
 
@@ -175,9 +246,72 @@ def granite(fields: Fields) -> dict[str, Any]:
     )
 
 
+def granite_swa(fields: Fields) -> dict[str, Any]:
+    return granite(fields) | {"sinks": True, "rotary_bases": _rotary_bases(fields)}
+
+
+def _rotary_bases(fields: Fields) -> tuple[float, ...]:
+    """Return `layer_rope_theta` where layers differ; 0: no rotation."""
+    name, layers = "layer_rope_theta", fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    bases = fields.values.get(name)
+    if bases is None:
+        return ()
+    if not isinstance(bases, list) or len(bases) != layers:
+        raise fields.error(f"{name} must list {layers} layers")
+    positive = replace(fields, values={name: [base for base in bases if base != 0]})
+    turning = iter(positive.positive_floats(name))
+    each = tuple(0.0 if base == 0 else next(turning) for base in bases)
+    return each if set(each) != {read_rotary(fields, FULL, "rope_theta").base} else ()
+
+
+def muse_glimmer(fields: Fields) -> dict[str, Any]:
+    scale = fields.positive("qk_scale_factor") * fields.whole("head_dim") ** -0.5
+    return configured_biases(fields) | {
+        "unrotated": _unrotated(fields),
+        "attention_scale": scale,
+        "attention_gate": True,
+        "query_key_norm": True,
+        "post_norms": True,
+        "post_norm_eps": fields.positive("post_norm_eps"),
+        "embedding_norm": True,
+        "logit_scale": fields.positive("output_multiplier"),
+        "logit_softcap": fields.positive("final_logit_softcapping"),
+    }
+
+
+def _unrotated(fields: Fields) -> tuple[int, ...]:
+    """Return the layers of base 0; transformers ignores bases other than the usual."""
+    name, layers = "layer_rope_theta", fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    bases, usual = fields.values.get(name), read_rotary(fields, FULL, "rope_theta").base
+    if bases is None:
+        turning = [windowed_but_every_fourth_from_the_last(fields, i) for i in range(layers)]
+    elif isinstance(bases, list) and len(bases) == layers and all(x in (0, usual) for x in bases):
+        turning = [base != 0 for base in bases]
+    else:
+        raise fields.error(f"{name} must list 0 or {usual:g} for each of {layers} layers")
+    return tuple(i for i, turns in enumerate(turning) if not turns)
+
+
+def windowed_but_every_fourth_from_the_last(fields: Fields, layer: int) -> bool:
+    return (fields.whole("num_hidden_layers") - 1 - layer) % 4 != 0
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    size = fields.whole("hidden_size") // fields.whole("num_attention_heads")
+    return configured_biases(fields) | {
+        "rotary": read_stretched_rotary(fields, fields.whole("head_dim", size)),
+        "query_key_norm": True,
+        "late_query_key_norm": True,
+    }
+
+
 def smollm3(fields: Fields) -> dict[str, Any]:
+    return llama(fields) | {"unrotated": unrotated(fields)}
+
+
+def unrotated(fields: Fields) -> tuple[int, ...]:
     layers = range(fields.whole("num_hidden_layers", most=MOST_LAYERS))
-    return llama(fields) | {"unrotated": tuple(i for i in layers if not _is_rotated(fields, i))}
+    return tuple(i for i in layers if not _is_rotated(fields, i))
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
@@ -254,6 +388,47 @@ def olmoe(fields: Fields) -> dict[str, Any]:
             "whole_query_key_norm": True,
         }
     )
+
+
+def first_dense(fields: Fields, name: str) -> dict[str, Any]:
+    """Return inner widths of experts, and of the first layers, which have none."""
+    dense = fields.whole(name, least=0, most=MOST_LAYERS)
+    return {
+        "inner": fields.whole("moe_intermediate_size"),
+        "dense_layers": tuple(range(dense)),
+        "dense_inner": fields.whole("intermediate_size") if dense else 0,
+    }
+
+
+def shared_of_experts(fields: Fields, name: str) -> dict[str, Any]:
+    """Return the sizes of an expert for all tokens, as wide as several."""
+    several = fields.whole(name, least=0)
+    width = several * fields.whole("moe_intermediate_size")
+    return {"shared_inner": width, "shared_gated": False}
+
+
+def deepseek_experts(fields: Fields, routing: Routing) -> dict[str, Any]:
+    return {
+        **shared_of_experts(fields, "n_shared_experts"),
+        "inner": fields.whole("moe_intermediate_size"),
+        "experts": fields.whole("n_routed_experts"),
+        "experts_per_token": fields.whole("num_experts_per_tok"),
+        "experts_normalised": fields.flag("norm_topk_prob"),
+        "routing": routing,
+    }
+
+
+def deepseek3_experts(fields: Fields) -> dict[str, Any]:
+    """DeepSeek V3's way, and that of others: sigmoids, a bias for the choice, groups."""
+    routing = Routing(
+        score="sigmoid",
+        bias=True,
+        groups=fields.whole("n_group"),
+        groups_per_token=fields.whole("topk_group"),
+        epsilon=1e-20,
+        scale=fields.positive("routed_scaling_factor"),
+    )
+    return first_dense(fields, "first_k_dense_replace") | deepseek_experts(fields, routing)
 
 
 def limited(fields: Fields) -> dict[str, Any]:

@@ -7,14 +7,23 @@ from kvcast.checkpoints.decoder.fields import (
     gemma1,
     gemma2,
     gemma3,
+    gemma3n,
     gemma4,
+    muse_glimmer,
+    restate_gemma3n,
     restate_gemma4,
+    windowed_but_every_fourth_from_the_last,
     windowed_but_every_nth,
 )
 from kvcast.checkpoints.decoder.model_type import DEFAULTS, IMAGES, DecoderType
 from kvcast.checkpoints.decoder.rotary import FULL, SHARE, SLIDING
-from kvcast.checkpoints.decoder.tensor_names import GEMMA_4_NAMES, GEMMA_NAMES
-from kvcast.checkpoints.decoder.tensors import scale_routers
+from kvcast.checkpoints.decoder.tensor_names import (
+    GEMMA_3N_NAMES,
+    GEMMA_4_NAMES,
+    GEMMA_NAMES,
+    MUSE_GLIMMER_NAMES,
+)
+from kvcast.checkpoints.decoder.tensors import head_norms_of_ones, scale_routers
 
 _GEMMA_1 = DecoderType(
     defaults={
@@ -127,7 +136,70 @@ _GEMMA_4_UNIFIED = replace(
 )
 
 
+_MUSE_GLIMMER = DecoderType(
+    defaults={
+        "post_norm_eps": 1e-8,
+        **DEFAULTS,
+        "hidden_activation": "silu",
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "sliding_window": 2048,
+        "final_logit_softcapping": 20.0,
+        "qk_scale_factor": 3.87,
+        "output_multiplier": 0.19611613513818404,
+    },
+    windowed=windowed_but_every_fourth_from_the_last,
+    particulars=muse_glimmer,
+    names=MUSE_GLIMMER_NAMES,
+    norms_less_one=True,
+    whole_norms=(".norm.weight", "q_norm.weight", "k_norm.weight"),
+    prepare=head_norms_of_ones,
+    foreign=(*IMAGES, "vision_adapter.", "vision_projection."),
+)
+
+
+_GEMMA_3N = DecoderType(
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 262_400,
+        "hidden_size": 2048,
+        "intermediate_size": 16_384,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32_768,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 512,
+        "final_logit_softcapping": 30.0,
+        "attention_bias": False,
+        "num_kv_shared_layers": 15,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+        "altup_num_inputs": 4,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "laurel_rank": 64,
+        "tie_word_embeddings": True,
+    },
+    windowed=lambda _fields, layer: (layer + 1) % 5 != 0,
+    restated=restate_gemma3n,
+    particulars=gemma3n,
+    names=GEMMA_3N_NAMES,
+    foreign=_GEMMA_4.foreign,
+)
+
+
 GEMMA_TYPES: Mapping[str, DecoderType] = {
+    "gemma3n_text": _GEMMA_3N,
+    "gemma3n": _GEMMA_3N,
+    "muse_glimmer_text": _MUSE_GLIMMER,
+    "muse_glimmer": _MUSE_GLIMMER,
     "gemma": _GEMMA_1,
     "gemma2": _GEMMA_2,
     "gemma3_text": _GEMMA_3,

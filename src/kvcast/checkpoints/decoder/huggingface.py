@@ -11,13 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvcast.checkpoints.base import Checkpoint, StoredTensor, read_file
 from kvcast.checkpoints.decoder.fields import activation_of
 from kvcast.checkpoints.decoder.gemma import GEMMA_TYPES
 from kvcast.checkpoints.decoder.hybrid import HYBRID_TYPES
+from kvcast.checkpoints.decoder.kimi import KIMI_TYPES
+from kvcast.checkpoints.decoder.latents import LATENT_TYPES, tails_in_halves
 from kvcast.checkpoints.decoder.layer_norm import LAYER_NORM_TYPES
 from kvcast.checkpoints.decoder.llama import LLAMA_TYPES
-from kvcast.checkpoints.decoder.model_type import IMAGES, DecoderType
+from kvcast.checkpoints.decoder.mixtures import MIXTURE_TYPES
+from kvcast.checkpoints.decoder.model_type import IMAGES, DecoderType, Factor
 from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
 from kvcast.checkpoints.decoder.tensors import CODES
 from kvcast.checkpoints.fields import Fields
@@ -58,6 +63,9 @@ TYPES: Mapping[str, DecoderType] = {
     **GEMMA_TYPES,
     **LAYER_NORM_TYPES,
     **HYBRID_TYPES,
+    **MIXTURE_TYPES,
+    **LATENT_TYPES,
+    **KIMI_TYPES,
 }
 
 
@@ -72,13 +80,15 @@ WRAPPERS: Mapping[str, str] = {
 
 
 # Depends on the class that saved the model, and for Gemma 3 with images on transformers' version.
-_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|gpt_neox|transformer|decoder)\.)+")
+_PREFIX = re.compile(
+    r"^(?:(?:model|language_model|text_model|gpt_neox|transformer|decoder|backbone)\.)+"
+)
 
 
 HEAD = "lm_head.weight"
 
 
-_OTHER_NAMES = {"embed_out.weight": HEAD}
+_OTHER_NAMES = {"embed_out.weight": HEAD, "output.weight": HEAD}
 
 
 _ROTATED = re.compile(
@@ -113,11 +123,12 @@ def read_decoder(
     label = str(folder / "config.json")
     kind = _type_of(config, label)
     dimensions = dimensions_of(config, label, kind, config["model_type"])
-    own = own_tensors(stored, dimensions, kind)
+    factors = kind.factors(_fields(config, kind, label))
+    own = own_tensors(_scaled(stored, factors), dimensions, kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, kind))
     tensors = fill_decoder(dimensions, names_in(own, kind), own, str(folder), lenient=True)
-    unused = [name for name in stored if _PREFIX.sub("", name) in tensors.unused]
+    unused = [name for name in stored if _own_name(name, kind) in tensors.unused]
     tensors = tensors.beside(unused)
     return Checkpoint(
         dimensions=dimensions,
@@ -125,6 +136,18 @@ def read_decoder(
         text=text_files(folder, config, _about_unused(folder, unused, dimensions)),
         source=f"Hugging Face folder {folder}",
     )
+
+
+def _scaled(
+    stored: Mapping[str, StoredTensor], factors: Mapping[str, Factor]
+) -> Mapping[str, StoredTensor]:
+    def scale(tensor: StoredTensor, factor: Factor) -> StoredTensor:
+        if np.all(np.equal(factor, 1)):
+            return tensor
+        return apply_change(tensor, lambda values: values.astype(np.float32) * factor)
+
+    whose = {name: next(filter(name.endswith, factors), "") for name in stored}
+    return {name: scale(x, factors.get(whose[name], 1.0)) for name, x in stored.items()}
 
 
 def is_tied(own: dict[str, StoredTensor], kind: DecoderType) -> bool:
@@ -164,6 +187,13 @@ def dimensions_of(
 
 
 def _type_of(config: Mapping[str, Any], label: str) -> DecoderType:
+    kind = _named_type(config, label)
+    if not kind.neighbours_field:
+        return kind
+    return replace(kind, neighbours=_fields(config, kind, label).flag(kind.neighbours_field))
+
+
+def _named_type(config: Mapping[str, Any], label: str) -> DecoderType:
     name, outer = config["model_type"], Fields(values=config, label=label)
     if name not in WRAPPERS:
         return TYPES[name]
@@ -196,13 +226,14 @@ def _dimensions(fields: Fields, kind: DecoderType, architecture: str) -> Decoder
     if kind.inner_per_width:
         usual["inner"] = kind.inner_per_width * width
     whole = {ours: fields.whole(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
-    kinds, particulars = _layer_types(fields, kind), kind.particulars(fields)
+    kinds, particulars = _layer_types(fields, kind), dict(kind.particulars(fields))
+    if "rotary" not in particulars:
+        particulars["rotary"] = read_rotary(fields, FULL, "rope_theta", kind.rotary)
     sizes = {
         "architecture": architecture,
         **whole,
         "windows": _windows(fields, kinds, told_apart="window_rotary" in particulars),
         "mixers": _mixers(kinds, kind),
-        "rotary": read_rotary(fields, FULL, "rope_theta", kind.rotary),
         "norm_eps": fields.positive(kind.epsilon),
         "attention_scale": whole["head_dim"] ** -0.5,
         "activation": activation_of(fields),
@@ -246,6 +277,8 @@ def own_tensors(
     stored: Mapping[str, StoredTensor], dimensions: DecoderDimensions, kind: DecoderType
 ) -> dict[str, StoredTensor]:
     own = kind.prepare(_rename(stored, kind), dimensions)
+    if dimensions.latents:
+        return tails_in_halves(own, dimensions) if kind.neighbours else own
     return in_halves(own, dimensions, _ROTATED.search, neighbours=kind.neighbours)
 
 
@@ -255,15 +288,21 @@ def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str,
     return {**kind.names, **instead}
 
 
+def _own_name(full_name: str, kind: DecoderType) -> str:
+    name = _PREFIX.sub("", full_name)
+    for pattern, replacement in kind.spellings.items():
+        name = re.sub(pattern, replacement, name)
+    return _OTHER_NAMES.get(name, name)
+
+
 def _rename(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
     """Without name prefixes, norm weights as they multiply."""
     own = {}
     for full_name, tensor in stored.items():
-        name = _PREFIX.sub("", full_name)
-        name = _OTHER_NAMES.get(name, name)
+        name = _own_name(full_name, kind)
         if name.startswith(kind.foreign):
             continue
-        whole = name.endswith(kind.whole_norms)
+        whole = f".{name}".endswith(kind.whole_norms)
         if kind.norms_less_one and name.endswith("norm.weight") and not whole:
             tensor = apply_change(tensor, one_more)
         elif kind.transposed and _CONV1D.search(name):
@@ -311,7 +350,10 @@ DECODER = HuggingFaceFamily(
     read=read_decoder,
     codes={"gpt_oss": CODES},
     heads={
-        HEAD: ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+        HEAD: (
+            *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"),
+            "tok_embeddings.weight",
+        )
     },
     required={
         "tokenizer.json": "vocab.json and merges.txt alone are not read; "

@@ -1,36 +1,55 @@
 """Model types whose layers are not all attention: convolutions, delta nets, state spaces."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from kvcast.checkpoints.decoder.fields import (
+    ACTIVATION_FIELDS,
     LARGEST,
-    activation_of,
+    configured_biases,
     experts,
     granite,
     llama,
+    olmo2,
     qwen_experts,
+    require_silu,
     shared_experts,
 )
-from kvcast.checkpoints.decoder.model_type import DEFAULTS, DecoderType
-from kvcast.checkpoints.decoder.rotary import FULL, SHARE
+from kvcast.checkpoints.decoder.model_type import DEFAULTS, GRANITE_DEFAULTS, DecoderType, Factor
+from kvcast.checkpoints.decoder.rotary import FULL, SHARE, SLIDING, is_rotated, read_rotary
 from kvcast.checkpoints.decoder.tensor_names import (
     BAMBA_NAMES,
     GRANITE_EXPERT_NAMES,
     GRANITE_HYBRID_NAMES,
     LFM2_NAMES,
+    LFM3_GATE_NAMES,
+    LFM3_NAMES,
+    NEMOTRON_H_NAMES,
+    OLMO_HYBRID_NAMES,
     QWEN3_5_EXPERT_NAMES,
     QWEN3_5_NAMES,
     QWEN_STACKED_NAMES,
 )
-from kvcast.checkpoints.decoder.tensors import MAMBA_CONVOLUTION, keys_first, parts_apart
+from kvcast.checkpoints.decoder.tensors import (
+    MAMBA_CONVOLUTION,
+    blocks_as_layers,
+    halves_as_layers,
+    join_convolutions,
+    keys_first,
+    parts_apart,
+)
 from kvcast.checkpoints.fields import Fields
 from kvcast.families.mixers import CONVOLUTION, DELTA, STATE_SPACE, DeltaNet, StateSpace
 from kvcast.spec.sizes import MOST_LAYERS
 
 CONVOLVED, LINEAR = "conv", "linear_attention"
+MLP, _ALONE = "mlp", "layers_without_mlp"
+# Letters of Nemotron-H's patterns; its usual blocks, in order.
+_BLOCKS = {"M": LINEAR, "E": "moe", "*": FULL, "-": MLP}
 
 
 # As files of others and those of transformers 5 have it.
@@ -67,6 +86,50 @@ def lfm2(fields: Fields) -> dict[str, Any]:
     return {"query_key_norm": True, "convolution": length, "convolution_bias": biases}
 
 
+def restate_lfm3(fields: Fields) -> dict[str, Any]:
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        layers, usual = fields.whole("num_hidden_layers", most=MOST_LAYERS), {2: FULL, 0: SLIDING}
+        kinds = [CONVOLVED, *(usual.get(i % 4, CONVOLVED) for i in range(1, layers))]
+    return {"layer_types": kinds, "hidden_act": "silu"}
+
+
+def lfm3(fields: Fields) -> dict[str, Any]:
+    return (
+        configured_biases(fields)
+        | lfm2(fields)
+        | {
+            "window_rotary": read_rotary(fields, SLIDING, "rope_theta"),
+            "post_norms": fields.flag("use_sandwich_norm"),
+            "head_gates": fields.flag("use_attention_gate"),
+        }
+    )
+
+
+def restate_olmo_hybrid(fields: Fields) -> dict[str, Any]:
+    """Sizes of delta nets follow from others unless they are given."""
+    heads = fields.whole("num_attention_heads")
+    count, of_keys = "linear_num_{}_heads", "linear_key_head_dim"
+    restated: dict[str, Any] = {
+        name: fields.whole(name, heads) for name in map(count.format, ("key", "value"))
+    }
+    usual = int(0.75 * fields.whole("hidden_size") / restated[count.format("key")])
+    restated[of_keys] = fields.whole(of_keys, max(usual, 1))
+    restated["linear_value_head_dim"] = fields.whole("linear_value_head_dim", 2 * restated[of_keys])
+    if fields.values.get("layer_types") is None:
+        layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+        kinds = [LINEAR if i % 4 != 3 else FULL for i in range(layers)]
+        restated["layer_types"] = kinds if FULL in kinds else [*kinds[:-1], FULL]
+    return restated
+
+
+def olmo_hybrid(fields: Fields) -> dict[str, Any]:
+    require_silu(fields)
+    own = olmo2(fields) | ({} if is_rotated(fields) else {"rotary": None})
+    most = 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0
+    return own | {"delta": replace(_delta_net(fields), most=most, norm_eps=1e-5)}
+
+
 def restate_qwen3_5(fields: Fields) -> dict[str, Any]:
     if fields.values.get("layer_types") is not None:
         return {}
@@ -78,21 +141,24 @@ def restate_qwen3_5(fields: Fields) -> dict[str, Any]:
 def qwen3_5(fields: Fields) -> dict[str, Any]:
     if not fields.flag("attn_output_gate"):
         raise fields.error("attn_output_gate must be true: other models are not supported")
-    if activation_of(fields) != "silu":
-        raise fields.error("hidden_act must be silu: other models are not supported")
+    require_silu(fields)
     own: dict[str, Any] = {"query_key_norm": True, "attention_gate": True}
     if LINEAR in fields.values["layer_types"]:
-        own["delta"] = fields.make(
-            DeltaNet,
-            key_heads=fields.whole("linear_num_key_heads"),
-            value_heads=fields.whole("linear_num_value_heads"),
-            key_dim=fields.whole("linear_key_head_dim"),
-            value_dim=fields.whole("linear_value_head_dim"),
-            convolution=fields.whole("linear_conv_kernel_dim"),
-        )
+        own["delta"] = _delta_net(fields)
     if fields.flag("attention_bias"):
         raise fields.error("attention_bias is not supported")
     return own
+
+
+def _delta_net(fields: Fields) -> DeltaNet:
+    return fields.make(
+        DeltaNet,
+        key_heads=fields.whole("linear_num_key_heads"),
+        value_heads=fields.whole("linear_num_value_heads"),
+        key_dim=fields.whole("linear_key_head_dim"),
+        value_dim=fields.whole("linear_value_head_dim"),
+        convolution=fields.whole("linear_conv_kernel_dim"),
+    )
 
 
 def qwen3_5_experts(fields: Fields) -> dict[str, Any]:
@@ -146,19 +212,107 @@ def bamba(fields: Fields) -> dict[str, Any]:
     return own
 
 
-def _state_space(fields: Fields) -> StateSpace:
-    if activation_of(fields) != "silu":
-        raise fields.error("hidden_act must be silu: other models are not supported")
+def restate_nemotron_h(fields: Fields) -> dict[str, Any]:
+    """Blocks are a mixer or a feed-forward each, which follows a mixer in the same layer here."""
+    blocks, pattern = fields.values["layer_types"], fields.values.get("hybrid_override_pattern")
+    if blocks is None and isinstance(pattern, str):
+        blocks = [_BLOCKS.get(letter, letter) for letter in pattern[: 2 * MOST_LAYERS + 1]]
+    elif blocks is None:
+        blocks = [*_BLOCKS.values()]
+    if not isinstance(blocks, list) or not all(isinstance(block, str) for block in blocks):
+        raise fields.error("layers_block_type must be a list of names")
+    blocks = [{"mamba": LINEAR, "attention": FULL}.get(block, block) for block in blocks]
+    if others := set(blocks) - {LINEAR, FULL, MLP}:
+        raise fields.error(f"layers_block_type {min(others)[:40]!r} is not supported")
+    mixers = [i for i, block in enumerate(blocks) if block != MLP]
+    followed = [i for i in mixers if blocks[i + 1 : i + 2] == [MLP]]
+    if not mixers or len(mixers) + len(followed) != len(blocks):
+        raise fields.error(f"layers_block_type with {MLP} that follows no mixer is not supported")
+    return {
+        "layer_types": [blocks[i] for i in mixers],
+        "num_hidden_layers": len(mixers),
+        _ALONE: [layer for layer, i in enumerate(mixers) if i not in followed],
+    }
+
+
+def nemotron_h(fields: Fields) -> dict[str, Any]:
+    own = {
+        "rotary": None,
+        "gated": False,
+        "feed_forward_bias": fields.flag("mlp_bias"),
+        "without_feed_forward": tuple(fields.values[_ALONE]),
+    }
+    if LINEAR not in fields.values["layer_types"]:
+        return own
+    values = fields.whole("mamba_n_heads") * fields.whole("mamba_d_head")
+    return own | {"state_space": _state_space(fields, values, ("mamba_hidden_act",))}
+
+
+def restate_falcon_h1(fields: Fields) -> dict[str, Any]:
+    """Make two of each layer, of attention beside a state space."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    return {"layer_types": [FULL, LINEAR] * layers, "num_hidden_layers": 2 * layers}
+
+
+def falcon_h1(fields: Fields) -> dict[str, Any]:
+    values = fields.whole("mamba_d_ssm", fields.whole("mamba_expand") * fields.whole("hidden_size"))
+    space = _state_space(fields, values)
+    if fields.flag("projectors_bias") != space.bias:
+        raise fields.error("projectors_bias must be mamba_proj_bias: others are not supported")
+    layers = fields.whole("num_hidden_layers")
+    normed, before = fields.flag("mamba_rms_norm"), fields.flag("mamba_norm_before_gate")
+    place = "before" if before else "behind"
+    return llama(fields) | {
+        "embedding_scale": fields.positive("embedding_multiplier"),
+        "logit_scale": fields.positive("lm_head_multiplier"),
+        "without_feed_forward": tuple(range(0, layers, 2)),
+        "beside": tuple(range(1, layers, 2)),
+        "state_space": replace(space, norm=place if normed else "none"),
+    }
+
+
+def falcon_h1_factors(fields: Fields) -> dict[str, Factor]:
+    """Multipliers of results, as factors on weights."""
+    of_ssm, of_mlp = map(fields.positive_floats, ("ssm_multipliers", "mlp_multipliers"))
+    if (len(of_ssm), len(of_mlp)) != (5, 2):
+        raise fields.error("ssm_multipliers must list 5 numbers, mlp_multipliers 2")
+    attention, key = map(fields.positive, ("attention_in_multiplier", "key_multiplier"))
+    space = falcon_h1(fields)["state_space"]
+    sizes = [space.values] * 2 + [space.keys] * 2 + [space.value_heads]
+    rows = np.repeat(np.array(of_ssm, np.float32), sizes)
+    columns = rows[:, None] * np.float32(fields.positive("ssm_in_multiplier"))
+    factors: dict[str, Factor] = {
+        "self_attn.q_proj.weight": attention,
+        "self_attn.k_proj.weight": attention * key,
+        "self_attn.k_proj.bias": key,
+        "self_attn.v_proj.weight": attention,
+        "mamba.in_proj.weight": columns,
+        "mamba.in_proj.bias": rows,
+    }
+    for module, factor in (
+        ("self_attn.o_proj", fields.positive("attention_out_multiplier")),
+        ("mamba.out_proj", fields.positive("ssm_out_multiplier")),
+        ("feed_forward.gate_proj", of_mlp[0]),
+        ("feed_forward.down_proj", of_mlp[1]),
+    ):
+        factors |= dict.fromkeys((f"{module}.weight", f"{module}.bias"), factor)
+    return factors
+
+
+def _state_space(
+    fields: Fields, values: int = 0, activation: Sequence[str] = ACTIVATION_FIELDS
+) -> StateSpace:
+    require_silu(fields, activation)
     if fields.values.get("time_step_limit") not in (None, *_UNLIMITED):
         raise fields.error("time_step_limit is not supported: steps must have none")
     heads = fields.whole("mamba_n_heads")
-    values = fields.whole("mamba_expand") * fields.whole("hidden_size")
+    values = values or fields.whole("mamba_expand") * fields.whole("hidden_size")
     size = fields.values.get("mamba_d_head")
     head_dim = values // heads if size == "auto" else fields.whole("mamba_d_head")
     if heads * head_dim != values:
         raise fields.error(
             f"mamba_n_heads {heads} of mamba_d_head {head_dim} are not mamba_expand times "
-            "hidden_size"
+            "hidden_size, or mamba_d_ssm"
         )
     return fields.make(
         StateSpace,
@@ -235,14 +389,7 @@ _SHARED_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 _GRANITE = DecoderType(
-    defaults={
-        **DEFAULTS,
-        "attention_bias": False,
-        "embedding_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
+    defaults=GRANITE_DEFAULTS,
     particulars=granite,
 )
 
@@ -277,6 +424,76 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         mixers={LINEAR: STATE_SPACE},
         kernels=(MAMBA_CONVOLUTION,),
         prepare=keys_first,
+    ),
+    "nemotron_h": DecoderType(
+        defaults={
+            **DEFAULTS,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "mlp_bias": False,
+            "layer_types": None,
+            "mamba_n_heads": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            "mamba_d_state": 128,
+            "mamba_d_conv": 4,
+            "mamba_hidden_act": "silu",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        spelling={
+            "layers_block_type": "layer_types",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "mlp_hidden_act": "hidden_act",
+            "mamba_num_heads": "mamba_n_heads",
+            "mamba_head_dim": "mamba_d_head",
+            "n_groups": "mamba_n_groups",
+            "ssm_state_size": "mamba_d_state",
+            "conv_kernel": "mamba_d_conv",
+            "use_conv_bias": "mamba_conv_bias",
+            "use_bias": "mamba_proj_bias",
+        },
+        particulars=nemotron_h,
+        names=NEMOTRON_H_NAMES,
+        restated=restate_nemotron_h,
+        mixers={LINEAR: STATE_SPACE},
+        kernels=("mixer.conv1d.weight",),
+        prepare=blocks_as_layers,
+        foreign=("mtp.",),
+    ),
+    "falcon_h1": DecoderType(
+        defaults={
+            **DEFAULTS,
+            **_MAMBA,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "attention_bias": False,
+            "mamba_d_ssm": 1024,
+            "mamba_norm_before_gate": True,
+            "mamba_rms_norm": False,
+            "projectors_bias": False,
+            "ssm_multipliers": [1.0] * 5,
+            "mlp_multipliers": [1.0] * 2,
+            **dict.fromkeys(
+                (
+                    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier"),
+                    *("attention_in_multiplier", "attention_out_multiplier"),
+                    *("ssm_in_multiplier", "ssm_out_multiplier"),
+                ),
+                1.0,
+            ),
+        },
+        particulars=falcon_h1,
+        factors=falcon_h1_factors,
+        names=BAMBA_NAMES,
+        restated=restate_falcon_h1,
+        mixers={LINEAR: STATE_SPACE},
+        kernels=(MAMBA_CONVOLUTION,),
+        prepare=halves_as_layers,
     ),
     "granitemoehybrid": replace(
         _GRANITE,
@@ -319,5 +536,46 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         restated=restate_lfm2,
         mixers={CONVOLVED: CONVOLUTION},
         kernels=("conv.conv.weight",),
+    ),
+    "lfm3": DecoderType(
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "rope_theta": 10_000.0,
+            "rope_parameters": {
+                FULL: {"rope_type": "proportional", SHARE: 0.5, "rope_theta": 1_000_000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "conv_L_cache": 7,
+            "conv_bias": False,
+            "sliding_window": 256,
+            "use_sandwich_norm": True,
+            "use_attention_gate": True,
+        },
+        particulars=lfm3,
+        names=LFM3_NAMES,
+        names_instead=LFM3_GATE_NAMES,
+        restated=restate_lfm3,
+        mixers={CONVOLVED: CONVOLUTION},
+        kernels=("conv.conv.weight",),
+    ),
+    "olmo_hybrid": DecoderType(
+        defaults={
+            **DEFAULTS,
+            "attention_bias": False,
+            "max_position_embeddings": 65_536,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        particulars=olmo_hybrid,
+        names=OLMO_HYBRID_NAMES,
+        restated=restate_olmo_hybrid,
+        mixers={LINEAR: DELTA},
+        kernels=tuple(f"linear_attn.{part}conv1d.weight" for part in ("", "q_", "k_", "v_")),
+        prepare=join_convolutions,
     ),
 }

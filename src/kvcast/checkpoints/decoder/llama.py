@@ -11,7 +11,9 @@ from kvcast.checkpoints.decoder.fields import (
     experts,
     glm,
     gpt_oss,
+    granite_swa,
     helium,
+    hunyuan,
     llama,
     olmo2,
     olmoe,
@@ -26,17 +28,24 @@ from kvcast.checkpoints.decoder.fields import (
     windowed_in_turns_up_to_a_layer,
     windowed_unless_rotated,
 )
-from kvcast.checkpoints.decoder.model_type import DEFAULTS, DecoderType
+from kvcast.checkpoints.decoder.model_type import DEFAULTS, GRANITE_DEFAULTS, DecoderType
 from kvcast.checkpoints.decoder.rotary import QUERY_BETA, SHARE, SLIDING, read_rotary
 from kvcast.checkpoints.decoder.tensor_names import (
+    APERTUS_NAMES,
     FUSED_NAMES,
     GEMMA_NAMES,
     GLM_NAMES,
     GPT_OSS_NAMES,
+    HUNYUAN_NAMES,
     QWEN_EXPERT_NAMES,
     QWEN_STACKED_NAMES,
+    SINK_NAMES,
 )
-from kvcast.checkpoints.decoder.tensors import experts_by_rows, transpose_experts
+from kvcast.checkpoints.decoder.tensors import (
+    experts_by_rows,
+    softened_xielu,
+    transpose_experts,
+)
 
 _MISTRAL = DecoderType(
     defaults={**DEFAULTS, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -259,6 +268,46 @@ LLAMA_TYPES: Mapping[str, DecoderType] = {
         },
         windowed=windowed_unless_rotated,
         particulars=smollm3,
+    ),
+    "hunyuan_v1_dense": DecoderType(
+        defaults={**DEFAULTS, "rms_norm_eps": 1e-5, "attention_bias": False},
+        particulars=hunyuan,
+        names=HUNYUAN_NAMES,
+    ),
+    "apertus": DecoderType(
+        defaults={
+            **DEFAULTS,
+            "hidden_act": "xielu",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "max_position_embeddings": 65_536,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12_000_000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+        particulars=lambda fields: (
+            configured_biases(fields) | {"query_key_norm": True, "gated": False}
+        ),
+        names=APERTUS_NAMES,
+        prepare=softened_xielu,
+    ),
+    "granite_swa": DecoderType(
+        defaults={
+            **GRANITE_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "sliding_window": 128,
+            "tie_word_embeddings": True,
+        },
+        windowed=lambda _fields, layer: layer % 4 != 0,
+        particulars=granite_swa,
+        names=SINK_NAMES,
     ),
     "olmo2": _OLMO_2,
     "olmo3": replace(

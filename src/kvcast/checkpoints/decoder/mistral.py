@@ -19,6 +19,7 @@ from kvcast.checkpoints.base import (
     read_json_object,
     require_file,
 )
+from kvcast.checkpoints.decoder.tensor_names import MISTRAL_NAMES, MISTRAL_SIGHTS
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.tensor_names import fill_decoder, halves_from_pairs, reorder
@@ -35,18 +36,8 @@ _POSITIONS = 128_000
 _LAYER = "decoder.layers.{i}"
 _FEED_FORWARD = "layers.{i}.feed_forward"
 _NAMES: Mapping[str, Sequence[str]] = {
-    "decoder.embedding.weight": ("tok_embeddings.weight",),
-    "decoder.norm.weight": ("norm.weight",),
-    "decoder.head.weight": ("output.weight",),
-    f"{_LAYER}.attention_norm.weight": ("layers.{i}.attention_norm.weight",),
+    **MISTRAL_NAMES,
     f"{_LAYER}.attention.qkv.weight": tuple(f"layers.{{i}}.attention.w{x}.weight" for x in "qkv"),
-    f"{_LAYER}.attention.out.weight": ("layers.{i}.attention.wo.weight",),
-    f"{_LAYER}.feed_forward_norm.weight": ("layers.{i}.ffn_norm.weight",),
-    f"{_LAYER}.feed_forward.gate_up.weight": (
-        f"{_FEED_FORWARD}.w1.weight",
-        f"{_FEED_FORWARD}.w3.weight",
-    ),
-    f"{_LAYER}.feed_forward.down.weight": (f"{_FEED_FORWARD}.w2.weight",),
     f"{_LAYER}.feed_forward.router.weight": (f"{_FEED_FORWARD}.gate.weight",),
     f"{_LAYER}.feed_forward.gate_up": (
         f"{_FEED_FORWARD}.experts.{{e}}.w1.weight",
@@ -55,8 +46,6 @@ _NAMES: Mapping[str, Sequence[str]] = {
     f"{_LAYER}.feed_forward.down": (f"{_FEED_FORWARD}.experts.{{e}}.w2.weight",),
 }
 _ROTATED = (".attention.wq.weight", ".attention.wk.weight")
-# Parts of models with image input, whose decoder is like the others'.
-_IMAGES = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm.")
 # Fields that change the model in ways that are not supported.
 _OTHERS = ("llama_4_scaling", "lora", "quantization", "q_lora_rank")
 
@@ -131,7 +120,7 @@ def _tensors(folder: Path, dimensions: DecoderDimensions) -> LazyTensors:
     stored: dict[str, StoredTensor] = {
         name: reorder(tensor, halves) if name.endswith(_ROTATED) else tensor
         for name, tensor in read_weights(_weight_files(folder)).items()
-        if not name.startswith(_IMAGES)
+        if not name.startswith(MISTRAL_SIGHTS)
     }
     return fill_decoder(dimensions, _NAMES, stored, str(folder))
 

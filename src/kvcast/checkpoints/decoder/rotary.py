@@ -21,7 +21,7 @@ def read_rotary(fields: Fields, layers: str, base: str, own: Collection[str] = (
     `base` names the field with the base, if the settings' own object has none; `own` are settings
     that only this model type has (SHARE, QUERY_BETA).
     """
-    parameters = _parameters(fields, layers)
+    parameters = rotary_parameters(fields, layers)
     values = parameters.values
     scaling = str(values.get("rope_type") or values.get("type") or "default")
     if scaling not in _SCALINGS:
@@ -42,7 +42,22 @@ def read_rotary(fields: Fields, layers: str, base: str, own: Collection[str] = (
     )
 
 
-def _parameters(fields: Fields, layers: str) -> Fields:
+def read_stretched_rotary(fields: Fields, head_dim: int) -> Rotary:
+    """Read HunYuan's settings: "dynamic" with `alpha` has one base, a larger one, for all texts."""
+    rotary, parameters = read_rotary(fields, FULL, "rope_theta"), rotary_parameters(fields, FULL)
+    if rotary.scaling != "dynamic" or not parameters.values.get("alpha"):
+        return rotary
+    stretch = parameters.positive("alpha") ** (head_dim / max(head_dim - 2, 1))
+    return parameters.make(Rotary, base=rotary.base * stretch)
+
+
+def is_rotated(fields: Fields) -> bool:
+    """Whether a base is given that is not null, as it is in OLMo Hybrid."""
+    parameters = rotary_parameters(fields, FULL).values
+    return {**fields.values, **parameters}.get("rope_theta") is not None
+
+
+def rotary_parameters(fields: Fields, layers: str) -> Fields:
     none = Fields(values={}, label=fields.label)
     parameters = fields.group("rope_scaling") or fields.group("rope_parameters") or none
     if FULL in parameters.values or SLIDING in parameters.values:

@@ -15,6 +15,7 @@ from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf.file import GgufTensor
 from kvcast.checkpoints.tensor_names import apply_change, by_part, join_flat, pick, reorder
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.mixers import ATTENTION
 from kvcast.spec.stored_matrices import Encoding, unpack_nibbles
 
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
@@ -30,6 +31,19 @@ _FUSED, _POSITIONS = ".query_key_value.", "embed_positions.weight"
 
 
 _QUERY_NORM, _KEY_NORM = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
+
+
+_USUAL_NORMS = {
+    "attention_layer_norm.": "input_layernorm.",
+    "feedforward_layer_norm.": "post_attention_layernorm.",
+}
+
+
+_BLOCK_OF_MODEL = re.compile(r"layers\.(\d{1,9})\.(mixer|norm)\.")
+_PART_OF_LAYER = re.compile(r"layers\.(\d{1,9})\.(\w+)\.")
+
+
+_KERNEL_AXES = ("length", "channels")
 
 
 _NORM_OF_A_HEAD = re.compile(r"(.+\.[qk])_layernorm\.norms\.(\d{1,4})\.weight")
@@ -73,6 +87,18 @@ def norms_of_ones(
     return {**dict.fromkeys(("norm.weight", *layers), ones), **own}
 
 
+def head_norms_of_ones(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Muse Glimmer's norms of queries and keys have no weights."""
+    size = dimensions.head_dim
+    ones = StoredTensor(shape=(size,), read=lambda: np.ones(size, np.float32))
+    norms = [
+        f"layers.{i}.{norm}" for i in range(dimensions.layers) for norm in (_QUERY_NORM, _KEY_NORM)
+    ]
+    return {**dict.fromkeys(norms, ones), **own}
+
+
 def transpose_experts(
     own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
 ) -> dict[str, StoredTensor]:
@@ -88,6 +114,14 @@ def transpose_experts(
         return replace(swapped, shape=(tensor.shape[0], *shape))
 
     return {name: outputs_first(name, tensor) for name, tensor in own.items()}
+
+
+def flat_biases(own: Mapping[str, StoredTensor], _: DecoderDimensions) -> dict[str, StoredTensor]:
+    """ERNIE's biases of experts have an axis of 1."""
+    return {
+        name: join_flat([tensor]) if ".moe_statics." in name else tensor
+        for name, tensor in own.items()
+    }
 
 
 def scale_routers(
@@ -135,6 +169,59 @@ def parts_apart(
     return apart
 
 
+def softened_xielu(
+    own: Mapping[str, StoredTensor], _: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Softplus of the learned numbers of Apertus' activation, one of them above its slope."""
+    tensors = {name: x for name, x in own.items() if not name.endswith(".act_fn.eps")}
+    for name, slope in own.items():
+        if not name.endswith(".act_fn.beta"):
+            continue
+        activation = name.removesuffix("beta")
+        tensors[name] = join_flat([slope])
+        for bend, least in (("alpha_p", None), ("alpha_n", slope)):
+            if stored := own.get(activation + bend):
+                tensors[activation + bend] = apply_change(stored, partial(_softplus, least))
+    return tensors
+
+
+def _softplus(least: StoredTensor | None, x: NDArray[Any]) -> NDArray[np.float32]:
+    soft: NDArray[np.float32] = np.logaddexp(np.float32(0), x.astype(np.float32))
+    return soft if least is None else soft + least.read().astype(np.float32)
+
+
+def join_convolutions(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Delta nets' convolutions of queries, keys and values as one; norms by their usual names."""
+    renamed = {_usual_norm(name): tensor for name, tensor in own.items()}
+    for i in range(dimensions.layers):
+        names = [f"layers.{i}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        if not all(name in renamed for name in names):
+            continue
+        parts = [renamed.pop(name) for name in names]
+        renamed[f"layers.{i}.linear_attn.conv1d.weight"] = side_by_side(parts)
+    return renamed
+
+
+def _usual_norm(name: str) -> str:
+    for olmo, usual in _USUAL_NORMS.items():
+        name = name.replace(olmo, usual)
+    return name
+
+
+def side_by_side(kernels: Sequence[StoredTensor]) -> StoredTensor:
+    """Concatenate kernels [length, channels]."""
+    shapes = [kernel.shape for kernel in kernels]
+    if any(len(shape) != len(_KERNEL_AXES) or shape[0] != shapes[0][0] for shape in shapes):
+        return kernels[0]  # of a shape that no configuration asks for
+    return replace(
+        join_flat(kernels),
+        shape=(shapes[0][0], sum(shape[1] for shape in shapes)),
+        read=lambda: np.concatenate([kernel.read() for kernel in kernels], axis=1),
+    )
+
+
 def join_head_norms(
     own: Mapping[str, StoredTensor], _: DecoderDimensions
 ) -> dict[str, StoredTensor]:
@@ -172,6 +259,48 @@ def keys_first(
                 change = apply_change if end == MAMBA_CONVOLUTION else reorder
                 moved[name] = change(tensor, move)
     return moved
+
+
+def blocks_as_layers(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Nemotron-H numbers mixers and feed-forwards, and has a norm before each."""
+    places = places_of_blocks(dimensions)
+
+    def usual(block: re.Match[str]) -> str:
+        if (number := int(block[1])) >= len(places):
+            return block[0]
+        layer, is_mixer = places[number]
+        mixer = "self_attn" if dimensions.mixer(layer) == ATTENTION else "mamba"
+        names = {"mixer": mixer, "norm": "input_layernorm"}
+        names = names if is_mixer else {"mixer": "mlp", "norm": "post_attention_layernorm"}
+        return f"layers.{layer}.{names[block[2]]}."
+
+    renamed = {_BLOCK_OF_MODEL.sub(usual, name): tensor for name, tensor in own.items()}
+    return keys_first(renamed, dimensions)
+
+
+def places_of_blocks(dimensions: DecoderDimensions) -> list[tuple[int, bool]]:
+    """Return the layer of each of Nemotron-H's blocks, and whether it is its mixer."""
+    alone = dimensions.without_feed_forward
+    return [
+        (i, is_mixer)
+        for i in range(dimensions.layers)
+        for is_mixer in ((True,) if i in alone else (True, False))
+    ]
+
+
+def halves_as_layers(
+    own: Mapping[str, StoredTensor], dimensions: DecoderDimensions
+) -> dict[str, StoredTensor]:
+    """Falcon-H1's layers are two each, of which the second has the state space."""
+
+    def usual(part: re.Match[str]) -> str:
+        second = part[2] not in ("self_attn", "input_layernorm")
+        return f"layers.{2 * int(part[1]) + second}.{part[2]}."
+
+    renamed = {_PART_OF_LAYER.sub(usual, name): tensor for name, tensor in own.items()}
+    return keys_first(renamed, dimensions)
 
 
 CODES = "mxfp4"

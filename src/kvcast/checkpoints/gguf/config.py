@@ -11,33 +11,51 @@ import numpy as np
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.decoder.huggingface import TYPES, dimensions_of
+from kvcast.checkpoints.decoder.latents import index_in_halves
 from kvcast.checkpoints.decoder.model_type import DecoderType
 from kvcast.checkpoints.decoder.rotary import FULL, QUERY_BETA, SHARE, SLIDING
+from kvcast.checkpoints.decoder.tensors import softened_xielu
 from kvcast.checkpoints.gguf.fields import (
     EXPERT_INNER,
     INNER,
     KV_HEADS,
     PATTERN,
     SCALE,
+    SOFTMAX,
     WINDOW,
     Config,
     Values,
     cohere_fields,
     experts_fields,
     falcon_fields,
+    falcon_h1_fields,
     gemma2_fields,
     gemma4_fields,
+    glm4_experts_fields,
     granite_fields,
     granite_hybrid_fields,
     lfm2_fields,
     many_experts_fields,
+    nemotron_h_fields,
     qwen35_fields,
     rotary_fields,
+    routed_fields,
     shared_expert_fields,
     stablelm_fields,
+    xielu_tensors,
 )
 from kvcast.checkpoints.gguf.file import GgufFile
+from kvcast.checkpoints.gguf.kimi import KIMI_NAMES, kimi_fields, kimi_tensors
+from kvcast.checkpoints.gguf.latents import (
+    LATENT_NAMES,
+    LATENT_QUERY_NAMES,
+    glm5_fields,
+    indexed_fields,
+    latent_fields,
+    latent_type,
+)
 from kvcast.checkpoints.gguf.tensors import (
+    AFMOE_NAMES,
     FUSED_EXPERTS,
     FUSED_GATE_UP,
     FUSED_QKV,
@@ -47,9 +65,12 @@ from kvcast.checkpoints.gguf.tensors import (
     NORM_AFTER_ATTENTION,
     QWEN35_NAMES,
     STATE_SPACE_NAMES,
+    XIELU_NAMES,
     delta_net_tensors,
+    falcon_h1_tensors,
     gemma4_tensors,
     grouped_delta_net_tensors,
+    nemotron_h_tensors,
     norms_of_ones,
     second_norm_first,
     state_space_tensors,
@@ -77,6 +98,9 @@ class Architecture:
     prepare: Callable[[Mapping[str, StoredTensor], DecoderDimensions], dict[str, StoredTensor]] = (
         lambda stored, _: dict(stored)
     )
+    latents: bool = False  # whether attention is to latents
+    # tensors that metadata has
+    tensors: Callable[[Values], Mapping[str, StoredTensor]] = lambda _: {}
     epsilon: str = ""  # of the norms; empty: as the model type has RMS norms or layer norms
 
     def kind(self, values: Values) -> DecoderType:
@@ -89,11 +113,14 @@ class Architecture:
         return (self.permuted or self.kind(values).neighbours) and not halves
 
     def names_in(self, values: Values) -> Mapping[str, Sequence[str]]:
-        is_fused = not self.kind(values).mixers and "blk.0.attn_qkv.weight" in values.tensors
-        of_experts = "blk.0.ffn_gate_up_exps.weight" in values.tensors
+        plain = not self.kind(values).mixers
+        is_fused = plain and "blk.0.attn_qkv.weight" in values.tensors
+        of_experts = values.has_tensor(".ffn_gate_up_exps.weight")
+        has_queries = plain and self.latents and "blk.0.attn_q.weight" in values.tensors
         return {
             **self.names,
             **(FUSED_QKV if is_fused else {}),
+            **(LATENT_QUERY_NAMES if has_queries else {}),
             **(FUSED_EXPERTS if of_experts else {}),
         }
 
@@ -104,13 +131,7 @@ class Architecture:
         # Settings that some model types alone have may be in any file.
         plain = self.kind(values)
         kind = replace(plain, rotary=(SHARE, QUERY_BETA))
-        head_dim, turning = values.head_dim, "rope.dimension_count"
-        for name in ("attention.value_length", *(() if SHARE in plain.rotary else (turning,))):
-            if values.whole(name, head_dim) != head_dim:
-                raise values.fields.error(
-                    f"{values.architecture}.{name} must be {head_dim}, as keys"
-                )
-        share = values.whole(turning, head_dim, most=head_dim) / head_dim
+        share = 1.0 if self.latents else _share(values, plain)
         values.whole("block_count", most=len(file.tensors))
         tied = HEAD not in file.tensors
         heads = values.same_whole("attention.head_count")
@@ -121,7 +142,7 @@ class Architecture:
             "num_hidden_layers": values.layers,
             "num_attention_heads": heads,
             **self._sizes(values, heads, is_hybrid=bool(kind.mixers)),
-            "head_dim": head_dim,
+            "head_dim": values.head_dim,
             "max_position_embeddings": values.whole("context_length", most=_MOST_POSITIONS),
             "sliding_window": values.count(WINDOW) or None,
             "layer_types": self._layer_types(values),
@@ -152,9 +173,10 @@ class Architecture:
         else:
             # Models of experts alone may have no other width.
             of_experts = values.count(EXPERT_INNER) or None
-            inner = values.same_whole(INNER, of_experts)
-            # Layers without attention have no heads of keys.
-            kv_heads = values.same_whole(KV_HEADS, heads, absent=0 if is_hybrid else None)
+            # Layers without attention have no heads of keys, others no feed-forward.
+            absent = 0 if is_hybrid else None
+            inner = values.same_whole(INNER, of_experts, absent)
+            kv_heads = values.same_whole(KV_HEADS, heads, absent)
         return {"intermediate_size": inner, "num_key_value_heads": kv_heads}
 
     def _layer_types(self, values: Values) -> list[str]:
@@ -169,6 +191,15 @@ class Architecture:
             every = values.whole(PATTERN, self.global_every, least=0)
             windowed = [not every or (layer + 1) % every != 0 for layer in range(layers)]
         return [SLIDING if has_window else FULL for has_window in windowed]
+
+
+def _share(values: Values, kind: DecoderType) -> float:
+    """Return the share of a head's channels that rotate."""
+    head_dim, turning = values.head_dim, "rope.dimension_count"
+    for name in ("attention.value_length", *(() if SHARE in kind.rotary else (turning,))):
+        if values.whole(name, head_dim) != head_dim:
+            raise values.fields.error(f"{values.architecture}.{name} must be {head_dim}, as keys")
+    return values.whole(turning, head_dim, most=head_dim) / head_dim
 
 
 def _epsilon(kind: DecoderType) -> str:
@@ -200,6 +231,10 @@ _QWEN35_EXPERTS = replace(
     fields=lambda values: shared_expert_fields(values) | qwen35_fields(values),
 )
 _GPT2 = Architecture(model_type="gpt2")
+_MINICPM3 = Architecture(
+    model_type="minicpm3", fields=latent_fields, latents=True, names=LATENT_NAMES
+)
+_DEEPSEEK2 = replace(_MINICPM3, model_type=latent_type, permuted=True)
 _COHERE = Architecture(model_type="cohere", fields=cohere_fields)
 _NEMOTRON = Architecture(model_type="nemotron")
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -271,7 +306,47 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=STATE_SPACE_NAMES,
         prepare=state_space_tensors,
     ),
+    "nemotron_h": Architecture(
+        model_type="nemotron_h",
+        fields=nemotron_h_fields,
+        names=STATE_SPACE_NAMES,
+        prepare=nemotron_h_tensors,
+    ),
+    "falcon-h1": Architecture(
+        model_type="falcon_h1",
+        fields=falcon_h1_fields,
+        names=STATE_SPACE_NAMES,
+        prepare=falcon_h1_tensors,
+    ),
+    "hunyuan-dense": Architecture(model_type="hunyuan_v1_dense"),
+    "apertus": Architecture(
+        model_type="apertus", names=XIELU_NAMES, tensors=xielu_tensors, prepare=softened_xielu
+    ),
     "ernie4_5": Architecture(model_type="ernie4_5", fields=lambda _: {"use_bias": False}),
+    "ernie4_5-moe": Architecture(
+        model_type="ernie4_5_moe", fields=lambda values: routed_fields(values, SOFTMAX)
+    ),
+    "glm4moe": Architecture(
+        model_type="glm4_moe",
+        fields=glm4_experts_fields,
+        names={**NAMES, **NORM_AFTER_ATTENTION},
+    ),
+    "dots1": Architecture(model_type="dots1", fields=routed_fields),
+    "minimax-m2": Architecture(model_type="minimax_m2", fields=routed_fields),
+    "afmoe": Architecture(
+        model_type="afmoe",
+        # llama.cpp, too, always scales embeddings.
+        fields=lambda values: routed_fields(values) | {"mup_enabled": True},
+        global_every=4,
+        names=AFMOE_NAMES,
+    ),
+    "lfm2moe": Architecture(
+        model_type="lfm2_moe",
+        fields=lambda values: routed_fields(values) | lfm2_fields(values),
+        names=LFM2_NAMES,
+        prepare=transpose_kernels,
+        epsilon=_RMS_EPSILON,
+    ),
     "seed_oss": Architecture(model_type="seed_oss", names={**NAMES, **NORM_AFTER_ATTENTION}),
     "arcee": Architecture(model_type="arcee", permuted=True),
     "nemotron": _NEMOTRON,
@@ -286,5 +361,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         model_type="olmoe", fields=lambda values: experts_fields(values) | {"norm_topk_prob": False}
     ),
     "starcoder": _GPT2,
+    # llama.cpp, too, has the factors on embeddings, layers and logits in its program.
+    "minicpm3": _MINICPM3,
+    "deepseek2": _DEEPSEEK2,
+    "mistral4": _DEEPSEEK2,
+    "deepseek32": replace(_MINICPM3, model_type="deepseek_v32", fields=indexed_fields),
+    "glm-dsa": replace(
+        _MINICPM3, model_type="glm_moe_dsa", fields=glm5_fields, prepare=index_in_halves
+    ),
+    "kimi-linear": Architecture(
+        model_type="kimi_linear",
+        fields=kimi_fields,
+        latents=True,
+        names=KIMI_NAMES,
+        prepare=kimi_tensors,
+    ),
     "falcon": Architecture(model_type="falcon", fields=falcon_fields, prepare=second_norm_first),
 }

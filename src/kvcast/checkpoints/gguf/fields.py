@@ -8,23 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.decoder.hybrid import CONVOLVED, LINEAR
+from kvcast.checkpoints.base import StoredTensor
+from kvcast.checkpoints.decoder.hybrid import CONVOLVED, LINEAR, MLP
 from kvcast.checkpoints.decoder.rotary import FULL, QUERY_BETA, SHARE
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf.file import GgufTensor
-from kvcast.checkpoints.gguf.tensors import QUERY_NORM
+from kvcast.checkpoints.gguf.tensors import CHOICE_BIAS, QUERY_NORM
 from kvcast.spec.position_encodings import Rotary
 
 Config = dict[str, Any]
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 SCALE, KV_HEADS = "attention.scale", "attention.head_count_kv"
+RANK = "attention.kv_lora_rank"
 INNER, EXPERT_INNER = "feed_forward_length", "expert_feed_forward_length"
 _FINAL_CAP = "final_logit_softcapping"
 _TRAINED, _ORIGINAL = "rope.scaling.original_context_length", "original_max_position_embeddings"
+_FLOOR = "attention.temperature_length"
 # Of rotary embeddings: divisors of frequencies; the same of models with others for long texts.
 _DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROTARY_TENSORS = (_DIVISORS, _SHORT, _LONG)
+SOFTMAX, SIGMOID = 1, 2
+"""How routers score, in files."""
 # The divisor of pairs that do not turn, as Gemma 4's, is this or more.
 _STILL = 1e29
 
@@ -132,6 +137,33 @@ def shared_expert_fields(values: Values) -> Config:
     return many_experts_fields(values) | {"shared_expert_intermediate_size": shared}
 
 
+def routed_fields(values: Values, gating: int = SIGMOID) -> Config:
+    """Fields of models whose routers have more than a softmax; `gating`: how they score."""
+    if values.whole("expert_gating_func", gating, least=0) != gating:
+        raise values.fields.error(f"{values.architecture}.expert_gating_func must be {gating}")
+    known = experts_fields(values)
+    scale = values.optional("expert_weights_scale") or 1.0
+    dense, shared = values.count("leading_dense_block_count"), values.count("expert_shared_count")
+    named = {
+        ("n_routed_experts", "moe_num_experts"): known["num_experts"],
+        ("moe_k",): known["num_experts_per_tok"],
+        ("moe_intermediate_size",): values.same_whole(EXPERT_INNER),
+        ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"): shared,
+        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"): dense,
+        ("moe_layer_interval",): values.whole("interleave_moe_layer_step", 1),
+        ("norm_topk_prob", "route_norm"): values.flag("expert_weights_norm", True),
+        ("routed_scaling_factor", "route_scale"): scale,
+        ("n_group",): values.count("expert_group_count") or 1,
+        ("topk_group",): values.count("expert_group_used_count") or 1,
+        ("use_expert_bias",): values.has_tensor(CHOICE_BIAS),
+    }
+    return known | {name: value for names, value in named.items() for name in names}
+
+
+def glm4_experts_fields(values: Values) -> Config:
+    return routed_fields(values) | _own_norms(values)
+
+
 def gemma2_fields(values: Values, layers_scaled_by_width: int = 46) -> Config:
     width, heads = values.whole("embedding_length"), values.same_whole("attention.head_count")
     # Only the 27B model scales by its width; llama.cpp, too, recognises it by its layers.
@@ -191,12 +223,38 @@ def granite_fields(values: Values) -> Config:
 def granite_hybrid_fields(values: Values) -> Config:
     rotates = values.flag("rope.scaling.finetuned", False)
     config = granite_fields(values) | {"position_embedding_type": "rope" if rotates else "nope"}
-    kinds = _without_keys(values, LINEAR)
-    if LINEAR not in kinds:
-        return config | {"layer_types": kinds}
+    kinds = without_keys(values, LINEAR)
+    sizes = _state_space_fields(values) if LINEAR in kinds else {}
+    return config | {"layer_types": kinds} | sizes
+
+
+def nemotron_h_fields(values: Values) -> Config:
+    """Blocks with heads of keys attend, those with an inner width are feed-forwards."""
+    heads, inners = (np.atleast_1d(values.plain(name)).tolist() for name in (KV_HEADS, INNER))
+    if not len(heads) == len(inners) == values.layers:
+        raise values.fields.error(f"{KV_HEADS} and {INNER} are not one for each block")
+    blocks = [
+        FULL if keys else MLP if inner else LINEAR
+        for keys, inner in zip(heads, inners, strict=True)
+    ]
+    sizes = _state_space_fields(values) if LINEAR in blocks else {}
+    biased = values.has_tensor(".ffn_up.bias")
+    return {"layer_types": blocks, "mlp_bias": biased} | sizes
+
+
+def falcon_h1_fields(values: Values) -> Config:
+    """Files have the multipliers in their weights; llama.cpp norms behind gates alone."""
+    return _state_space_fields(values) | {
+        "mamba_d_ssm": values.whole("ssm.inner_size"),
+        "mamba_expand": 1,  # which is not read
+        "mamba_rms_norm": values.has_tensor(".ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _state_space_fields(values: Values) -> Config:
     steps, inner = values.whole("ssm.time_step_rank"), values.whole("ssm.inner_size")
-    return config | {
-        "layer_types": kinds,
+    return {
         "mamba_n_heads": steps,
         "mamba_d_head": inner // steps,
         "mamba_expand": inner // values.whole("embedding_length"),
@@ -207,14 +265,14 @@ def granite_hybrid_fields(values: Values) -> Config:
     }
 
 
-def _without_keys(values: Values, kind: str) -> list[str]:
+def without_keys(values: Values, kind: str) -> list[str]:
     heads = np.atleast_1d(values.plain(KV_HEADS)).tolist()
     kinds = [FULL if count else kind for count in heads]
     return kinds if kind in kinds else [FULL] * values.layers
 
 
 def lfm2_fields(values: Values) -> Config:
-    kinds = _without_keys(values, CONVOLVED)
+    kinds = without_keys(values, CONVOLVED)
     return {
         "layer_types": kinds,
         "block_auto_adjust_ff_dim": False,
@@ -262,6 +320,22 @@ def falcon_fields(values: Values) -> Config:
         "num_kv_heads": values.same_whole(KV_HEADS, values.same_whole("attention.head_count")),
         "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in values.tensors),
     }
+
+
+def xielu_tensors(values: Values) -> dict[str, StoredTensor]:
+    """Numbers of each layer's activation, as Apertus' folder has them."""
+    tensors = {}
+    for name in ("alpha_n", "alpha_p", "beta"):
+        numbers = values.fields.values.get(f"xielu.{name}")
+        if not isinstance(numbers, np.ndarray) or len(numbers) != values.layers:
+            raise values.fields.error(f"xielu.{name} is not one for each of {values.layers} layers")
+        for i, number in enumerate(numbers.astype(np.float32)):
+            tensors[f"blk.{i}.act_fn.{name}"] = _alone(number)
+    return tensors
+
+
+def _alone(number: np.float32) -> StoredTensor:
+    return StoredTensor(shape=(1,), read=lambda: np.array([number]))
 
 
 def rotary_fields(
@@ -318,17 +392,33 @@ def _yarn(values: Values, factor: float) -> Config:
     # The conversion writes -1 if the model does not specify it.
     if blend is not None and (type(blend) is not float or blend not in (1.0, -1.0)):
         raise values.fields.error("rope.scaling.yarn_ext_factor other than 1.0 is not supported")
-    # Ministral 3's: less of the usual attention factor, and more of the factor on queries.
     less = values.optional("rope.scaling.yarn_log_multiplier")
-    usual /= 0.1 * less * math.log(max(factor, 1.0)) + 1.0
-    return {
+    parameters = {
         "rope_type": "yarn",
         "factor": factor,
         "beta_slow": values.positive("rope.scaling.yarn_beta_slow", 1.0),
         "beta_fast": values.positive("rope.scaling.yarn_beta_fast", 32.0),
-        "attention_factor": None if extra == 1.0 and not less else extra * usual,
         QUERY_BETA: values.optional("attention.temperature_scale"),
     }
+    if values.has(RANK):
+        return parameters | _attention_to_latents(values, extra, less)
+    # Ministral 3's: less of the usual attention factor, and more of the factor on queries.
+    usual /= 0.1 * less * math.log(max(factor, 1.0)) + 1.0
+    return parameters | {"attention_factor": None if extra == 1.0 and not less else extra * usual}
+
+
+def _attention_to_latents(values: Values, extra: float, multiplier: float) -> Config:
+    """As in llama.cpp: a tenth of `mscale_all_dim`; of `mscale`, files say nothing."""
+    if extra != 1.0:
+        raise values.fields.error("attention factors of YaRN with latents are not supported")
+    trained = values.whole(_TRAINED, values.whole("context_length"))
+    if values.whole(_FLOOR, trained) != trained:
+        raise values.fields.error(f"{values.architecture}.{_FLOOR} must be {trained}, as trained")
+    if not multiplier:
+        return {}
+    all_dim = 10 * multiplier
+    mscale = all_dim if values.architecture == "deepseek2" else 1.0
+    return {"mscale": mscale, "mscale_all_dim": all_dim}
 
 
 def _find_scaling(values: Values, base: float, divisors: GgufTensor) -> Config:

@@ -21,7 +21,8 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD
 from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS, Values
 from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
-from kvcast.checkpoints.gguf.tensors import KEY_NORM, QUERY_NORM
+from kvcast.checkpoints.gguf.latents import STACKS, latent_tensors
+from kvcast.checkpoints.gguf.tensors import CHOICE_BIAS, KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merge
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
@@ -71,9 +72,12 @@ def read_model(
         _check_architecture(adapters, name, label)
         stored = merge(stored, adapters, label, {HEAD: (EMBEDDING,)})
         dimensions = replace(dimensions, tied=HEAD not in stored)
-    stored = architecture.prepare(stored, dimensions)
+    stored = architecture.prepare({**stored, **architecture.tensors(values)}, dimensions)
     neighbours = architecture.are_neighbours(values)
-    stored = in_halves(stored, dimensions, is_rotated, neighbours=neighbours)
+    if dimensions.latents:
+        stored = latent_tensors(stored, dimensions, neighbours=neighbours)
+    else:
+        stored = in_halves(stored, dimensions, is_rotated, neighbours=neighbours)
     return dimensions, fill_decoder(dimensions, architecture.names_in(values), stored, label)
 
 
@@ -104,11 +108,17 @@ def _read_tensors(
                 stored[f"{name}.{number}"] = expert.stored()
         elif name.endswith(_SHARED_GATE):
             stored[name] = replace(tensor, shape=(1, *tensor.shape)).stored()
-        elif name.endswith((QUERY_NORM, KEY_NORM)):  # perhaps one for each head
+        elif name.endswith(STACKS):  # one matrix for each head
+            stored[name] = replace(tensor, shape=_as_matrix(tensor.shape)).stored()
+        elif name.endswith((QUERY_NORM, KEY_NORM, CHOICE_BIAS)):  # perhaps of two axes
             stored[name] = replace(tensor, shape=(math.prod(tensor.shape),)).stored()
         elif name not in ROTARY_TENSORS:
             stored[name] = tensor.stored()
     return stored
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def is_rotated(name: str) -> bool:

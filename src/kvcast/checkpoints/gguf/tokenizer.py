@@ -49,6 +49,33 @@ _GPT4O = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_HAN_AND_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_YOUTU = (
+    r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b"
+    r"\uff0c\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_AND_KANA
+)
+_DEEPSEEK = (
+    r"[\r\n]",
+    # Cased letters of the Unicode version that it was made with.
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c88\u2d00-\u2d2d"
+    "\ua790-\uab68\U00010570-\U000105bc\U00016e40-\U0001df1e]]+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    *(r"\s+$", r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}+"),
+)
+_DEEPSEEK_3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+# Digits in groups of three from the last on; scripts without spaces; all else.
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 # Tokens that end a turn, which files often do not name: llama.cpp, too, goes by their texts.
@@ -110,7 +137,11 @@ _WORDS: Mapping[str, _Words] = {
     "qwen35": _Words(patterns=(_QWEN35,), composed=True),
     "stablelm2": _Words(patterns=(QWEN2,)),
     "tekken": _Words(patterns=(_TEKKEN,), whole=True, starts=True),
-    "gpt-4o": _Words(patterns=(_GPT4O,)),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), _Words(patterns=(_GPT4O,))),
+    "afmoe": _Words(patterns=_AFMOE),
+    "youtu": _Words(patterns=(_YOUTU, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), whole=True),
+    "deepseek-llm": _Words(patterns=_DEEPSEEK),
+    "deepseek-v3": _Words(patterns=(r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK_3)),
     "glm4": _Words(patterns=(_LLAMA3,)),
     "chatglm-bpe": _Words(patterns=(_LLAMA3,)),
 }

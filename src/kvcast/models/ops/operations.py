@@ -21,6 +21,7 @@ from kvcast.models.ops.encoders import (
     window_attention,
 )
 from kvcast.models.ops.experts import mixture_of_experts
+from kvcast.models.ops.latents import latent_attention, select_positions
 from kvcast.models.ops.states import (
     channel_convolution,
     delta_rule,
@@ -93,6 +94,12 @@ def _conv2d(
     return activated.permute(0, 2, 3, 1)
 
 
+def _moments(x: Tensor) -> Tensor:
+    """Return mean, standard deviation and root mean square of lines, [..., 3]."""
+    deviation = x.std(-1, unbiased=False)
+    return torch.stack([x.mean(-1), deviation, x.square().mean(-1).sqrt()], -1)
+
+
 def activated(operation: Operation) -> Operation:
     def activated(*arguments: Any, activation: str | None = None) -> Tensor:
         result: Tensor = operation(*arguments)
@@ -116,10 +123,13 @@ OPERATIONS: Mapping[str, Operation] = {
     "index_select": torch.index_select,
     "self_attention": self_attention,
     "shared_attention": shared_attention,
+    "latent_attention": latent_attention,
+    "select_positions": select_positions,
     "cross_attention": cross_attention,
     "encoder_attention": encoder_attention,
     "source_attention": source_attention,
     "window_attention": window_attention,
+    "moments": _moments,
     "softmax": lambda x: torch.softmax(x, -1),
     "short_convolution": activated(short_convolution),
     "delta_rule": delta_rule,

@@ -21,18 +21,22 @@ _EPSILON = 1e-6  # of the lengths of queries and keys
 def delta_rule(
     x: Tensor,  # [r, s, 2 * g * k + h * v], queries, keys and values
     share: Tensor,  # [r, s, h], beta of the delta rule, before the sigmoid
-    step: Tensor,  # [r, s, h], decay of the state, before the softplus
+    step: Tensor,  # [r, s, h] or [r, s, h * k], decay of the state or of each channel of keys
     decay: Tensor,  # [h], logarithms of factors on steps
-    bias: Tensor,  # [h], added to steps
+    bias: Tensor,  # [h] or [h * k], added to steps
     state: Tensor,  # [r, h, k, v], updated in place. Zeros without earlier positions
     lengths: Tensor,  # int32 [r], positions in each row before this call
     key_heads: int,  # g
+    *,
+    most: float = 1.0,  # of shares, a factor on sigmoids
+    least: float = 0.0,  # bound of decays' logarithms, which then follow a sigmoid; 0: a softplus
 ) -> Tensor:  # [r, s, h * v]
     """Update states by new positions in sequence, and read them at each."""
     query, key, value = _split(x, state, key_heads)
     query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
-    kept = torch.exp(-torch.exp(decay) * softplus(step + bias))
-    given = kept, torch.sigmoid(share), state, lengths
+    steps, rates = (step + bias).unflatten(-1, (len(decay), -1)), torch.exp(decay)[:, None]
+    logarithms = least * torch.sigmoid(rates * steps) if least else -rates * softplus(steps)
+    given = torch.exp(logarithms), most * torch.sigmoid(share), state, lengths
     return _rewrite(query, key, value, *given, corrects=True).flatten(2)
 
 
@@ -49,7 +53,7 @@ def selective_scan(
     """Do so without a correction (Mamba-2): steps are also the shares of values that are added."""
     query, key, value = _split(x, state, key_heads)
     share = softplus(step + bias)
-    kept = torch.exp(-torch.exp(decay) * share)
+    kept = torch.exp(-torch.exp(decay) * share)[..., None]
     mixed = _rewrite(query, key, value, kept, share, state, lengths, corrects=False)
     return (mixed + skip[:, None] * value).flatten(2)
 
@@ -81,11 +85,11 @@ def _rewrite(
     *,
     corrects: bool,
 ) -> Tensor:
-    """Update states, with factors [r, s, h] of decay and update; returns [r, s, h, v]."""
+    """Update states, `kept` [r, s, h, 1 or k] and `share` [r, s, h]; returns [r, s, h, v]."""
     matrix = torch.where((lengths > 0)[:, None, None, None], state, 0.0)
     mixed = torch.empty_like(value)
     for s in range(value.shape[1]):
-        matrix = matrix * kept[:, s, :, None, None]
+        matrix = matrix * kept[:, s, ..., None]
         added = value[:, s]
         if corrects:
             added = added - torch.einsum("rhk,rhkv->rhv", key[:, s], matrix)
