@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.dimensions import LLAMA, TINY_EN
+from kit.dimensions import DSA, LLAMA, TINY_EN
 from kvcast.errors import UsageError
 from kvcast.families.decoder import DECODER
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -201,6 +201,14 @@ def test_layers_that_read_the_caches_of_others_compute_the_asked_positions_alone
     # A window's cache that is read again is no ring.
     (linear,) = model.cache(50)
     assert (linear.kind, linear.layers, linear.values) == ("linear", 2, 50 * 2 * 2 * (8 + 6))
+
+
+def test_layers_that_read_the_latents_of_others_write_none():
+    model = ModelWork(dimensions=DSA)
+    latents, index = 56 + 48, 3 * 12  # of two layers, of which one does not rotate; of three
+    assert model.call(3, 2, rows=2).written == 2 * 2 * (latents + index)
+    kinds = [(kind.kind, kind.layers, kind.values) for kind in model.cache(30)]
+    assert kinds == [("latent", 2, 30 * (latents + 2 * 12)), ("index", 1, 30 * 12)]
 
 
 def test_a_tiny_whisper_counts_as_by_hand():

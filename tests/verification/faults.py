@@ -15,15 +15,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
-from kit.dimensions import LLAMA, MISTRAL, QWEN3_5, SMALL, SMALL_T5
+from kit.dimensions import DSA, KIMI, LLAMA, MISTRAL, QWEN3_5, SMALL, SMALL_T5, YOUTU
 from kit.models import bundle, once, random_tensors, write
 from kvcast.bundle.manifest import MANIFEST, Manifest
 from kvcast.bundle.writing import seal
 from kvcast.models.executor import TorchModel
-from kvcast.spec.program import Program
+from kvcast.models.ops import latents
+from kvcast.spec.program import LatentAttention, Node, Program, Step
 
 Arrays = dict[str, NDArray[Any]]
 Break = Callable[[Path], None]
@@ -131,6 +134,23 @@ def wrong_rotary_base(base: float) -> Break:
     return change
 
 
+def angles_twice(folder: Path) -> None:
+    """Rotate by twice the angles."""
+    with _weights(folder) as arrays:
+        cosines, sines = arrays["cosines_0"], arrays["sines_0"]
+        arrays["cosines_0"], arrays["sines_0"] = cosines**2 - sines**2, 2 * cosines * sines
+
+
+def next_ones(name: str) -> Break:
+    """Let each number of a tensor be the one before it."""
+
+    def change(folder: Path) -> None:
+        with _weights(folder) as arrays:
+            arrays[name] = np.roll(arrays[name], 1)
+
+    return change
+
+
 def wrong_bias_row(stack: str) -> Break:
     """Let each distance have the bias of the next."""
 
@@ -162,11 +182,46 @@ def other_window(layer: int, more: int) -> Break:
     return change
 
 
+def _other_steps(change: Callable[[list[Step]], list[Step]]) -> Break:
+    """Change the operations of `decode`."""
+
+    def break_program(folder: Path) -> None:
+        path = folder / "native" / "decode.json"
+        program = Program.read(path)
+        path.unlink()
+        replace(program, steps=change(list(program.steps))).write(path)
+
+    return break_program
+
+
+def _of(steps: Sequence[Step], operation: str) -> list[int]:
+    return [i for i, step in enumerate(steps) if step.operation == operation]
+
+
+def latents_without_norm(steps: list[Step]) -> list[Step]:
+    """Let a layer's latents be what comes before their norm."""
+    place = _of(steps, "latent_attention")[1]
+    call = LatentAttention[Any](*steps[place].arguments)
+    norm = next(step for step in steps if step.name == call.latent.name)
+    arguments = [*call._replace(latent=norm.arguments[0])[: len(steps[place].arguments)]]
+    steps[place] = replace(steps[place], arguments=arguments)
+    return steps
+
+
+def choice_of_another_layer(steps: list[Step]) -> list[Step]:
+    """Let the last layer read the positions that the first one chose."""
+    place, first = _of(steps, "latent_attention")[-1], steps[_of(steps, "select_positions")[0]]
+    keywords = {**steps[place].keywords, "selected": Node(first.name)}
+    steps[place] = replace(steps[place], keywords=keywords)
+    return steps
+
+
 _WINDOW = 7
 """Among the arguments of the operation `self_attention`."""
 _DOWN = "decoder.layers.1.feed_forward.down.weight"
 _OUT = "decoder.layers.1.attention.out.weight"
 _QKV = "decoder.layers.0.attention.qkv.weight"
+_STEP_BIAS = "decoder.layers.2.delta.step_bias"
 _EXACT = {"runtime": "native"}
 _INT8 = {"runtime": "native", "quantize": "int8"}
 _ONNX_INT8 = {"runtime": "onnx", "quantize": "int8"}
@@ -209,6 +264,14 @@ FILE_FAULTS: Mapping[str, FileFault] = {
     ),
     "wrong rotary base": FileFault(LLAMA, _EXACT, wrong_rotary_base(1000.0), ("rotary", "1000")),
     "window too short": FileFault(MISTRAL, _EXACT, other_window(1, -1), ("layer 1", "window")),
+    "a latent without norm": FileFault(
+        YOUTU, _EXACT, _other_steps(latents_without_norm), ("layer 1",)
+    ),
+    "a key part rotated twice": FileFault(YOUTU, _EXACT, angles_twice, ("sines_0",)),
+    "an index of another layer": FileFault(
+        DSA, _EXACT, _other_steps(choice_of_another_layer), ("layer 3",)
+    ),
+    "decays of other channels": FileFault(KIMI, _EXACT, next_ones(_STEP_BIAS), (_STEP_BIAS,)),
     "wrong bias row": FileFault(
         SMALL_T5, _EXACT, wrong_bias_row("decoder"), ("decoder.bias_by_distance", "shifted by 1")
     ),
@@ -355,6 +418,28 @@ class BehaviourFault:
 
     dimensions: Any
     around: Callable[[Any], Any]
+
+
+class BreaksTies(Around):
+    """In a chunk the last of equal scores are chosen, in a step the first."""
+
+    def prefill(self, *call: Any, **named: Any) -> Any:
+        return self._compute(self.inner.prefill, *call, **named)
+
+    def decode(self, *call: Any, **named: Any) -> Any:
+        return self._compute(self.inner.decode, *call, **named)
+
+    def _compute(self, method: Any, tokens: Any, *call: Any, **named: Any) -> Any:
+        if max(map(len, tokens)) == 1:
+            return method(tokens, *call, **named)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(latents, "highest", _last_of_equal_first)
+            return method(tokens, *call, **named)
+
+
+def _last_of_equal_first(scores: Tensor, count: int) -> Tensor:
+    places = scores.flip(-1).sort(dim=-1, descending=True, stable=True)[1]
+    return scores.shape[-1] - 1 - places[..., :count]
 
 
 BEHAVIOUR_FAULTS: Mapping[str, BehaviourFault] = {

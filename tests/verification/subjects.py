@@ -7,10 +7,12 @@ from kit.dimensions import (
     CANARY,
     CROSS_BIASED_T5,
     CTC,
+    DSA,
     GEMMA3,
     GEMMA4,
     GPT_OSS,
     GRANITE4,
+    KIMI,
     LFM2,
     LLAMA,
     MARIAN,
@@ -29,6 +31,7 @@ from kit.dimensions import (
     T5GEMMA2,
     TDT,
     VOXTRAL,
+    YOUTU,
 )
 from kit.models import bundle, checkpoint_of, open_folder, random_programs, write
 from kvcast.bundle.manifest import read_bundle
@@ -48,6 +51,7 @@ FAMILIES = {
     **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
     **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},
     **{"mixtral": MIXTRAL, "gpt-oss": GPT_OSS, "lfm2": LFM2, "qwen3.5": QWEN3_5},
+    **{"youtu": YOUTU, "mistral_large4": DSA, "kimi": KIMI},
     **{"granite4": GRANITE4, "roformer": ROFORMER, "simbert": SIMBERT},
 }
 EXACT = BundlePrecision(quantize="none")

@@ -9,9 +9,11 @@ import pytest
 
 from kit.dimensions import (
     CANARY,
+    DSA,
     GEMMA3,
     GEMMA4,
     GPT_OSS,
+    KIMI,
     LFM2,
     LLAMA,
     MARIAN,
@@ -23,6 +25,7 @@ from kit.dimensions import (
     ROFORMER,
     SMALL,
     SMALL_T5,
+    YOUTU,
 )
 from kit.marks import slow
 from kit.models import bundle, open_folder, opened, random_tensors
@@ -191,7 +194,21 @@ def test_a_ring_tells_where_its_last_positions_lie(ring):
 
 
 SOUND = [LLAMA, SMALL_T5, MISTRAL]
-MORE = [GEMMA3, GEMMA4, GPT_OSS, LFM2, QWEN3_5, MIXTRAL, ROFORMER, SMALL, MARIAN, MOONSHINE, CANARY]
+MORE = [
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    LFM2,
+    QWEN3_5,
+    YOUTU,
+    KIMI,
+    MIXTRAL,
+    ROFORMER,
+    SMALL,
+    MARIAN,
+    MOONSHINE,
+    CANARY,
+]
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
@@ -211,6 +228,9 @@ AGREEING = [
         (replace(GEMMA3, windows=(5, None)), LFM2, QWEN3_5, ROFORMER, SMALL, SMALL_T5),
         ("native", "onnx"),
     ),
+    (YOUTU, "native"),
+    (DSA, "native"),
+    (KIMI, "native"),
     # Which other tests compile as well.
     (replace(GEMMA3, windows=(5, None)), "aoti"),
     (MIXED, "executorch"),

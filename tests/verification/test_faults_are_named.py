@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from kit.dimensions import LLAMA
+from kit.dimensions import DSA, LLAMA
 from kit.models import bundle, random_programs
 from kvcast.models.executor import TorchModel
 from kvcast.verification.report import Report
 from kvcast.verification.verifying import verify
-from verification.faults import BEHAVIOUR_FAULTS, FILE_FAULTS, overflowing, overflowing_tensors
-from verification.subjects import failed, subject_of
+from verification.faults import (
+    BEHAVIOUR_FAULTS,
+    FILE_FAULTS,
+    BreaksTies,
+    overflowing,
+    overflowing_tensors,
+)
+from verification.subjects import failed, subject, subject_of
 
 Named = Mapping[str, Sequence[str]]
 """Words in the details of checks that fail, by their names."""
@@ -45,6 +51,11 @@ FILES: Mapping[str, Named] = {
         "layers": ("attention of layer 1 sees other positions than its window of 7",)
     },
     "wrong bias row": {"layers": ("attention of layer 0: its bias",)},
+    "a latent without norm": {
+        "layers": ("latents of layer 1 differ and its keys do not", "norm of latents")
+    },
+    "a key part rotated twice": {"layers": ("keys of layer 0 turn by other angles",)},
+    "an index of another layer": {"layers": ("attention of layer 2", "index")},
 }
 """Beside the checks of files."""
 QUICK: Mapping[str, Sequence[str]] = {
@@ -99,6 +110,15 @@ def test_a_fault_of_behaviour_is_reported(name):
     assert_named(found, named)
     if name in ALONE:
         assert found.keys() == named.keys()
+
+
+@pytest.mark.slow
+def test_a_tie_that_a_chunk_breaks_otherwise_is_reported():
+    model = subject(DSA, "eager")
+    assert_passes(verify(model, positions=40))
+    broken = replace(model, runtime=BreaksTies(model.runtime))
+    found = failed(verify(broken, positions=40))
+    assert_named(found, {"chunks": ("one token after the other",)})
 
 
 @pytest.mark.slow

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcast.families.base import Family
-from kvcast.spec.program import Constant, Node, Program, SelfAttention, SharedAttention, Step
+from kvcast.spec.program import (
+    Constant,
+    LatentAttention,
+    Node,
+    PositionSelection,
+    Program,
+    SelfAttention,
+    SharedAttention,
+    Step,
+)
 from kvcast.spec.shapes import Shape, resolve
 
 NEW, ASKED = 7, 5
@@ -102,10 +111,14 @@ class _Mixture(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """A layer's attention: sizes of all heads of queries and of keys; `cross`: keys of an input."""
+    """A layer's attention.
 
-    width: int
-    keys: int
+    `products`: multiplications of a query's heads with a position; `cached`: values that a position
+    has in its own cache; `cross`: positions of an input.
+    """
+
+    products: int
+    cached: int
     asked: bool
     window: int | None = None
     causal: bool = True
@@ -113,8 +126,8 @@ class Attention:
 
     @classmethod
     def of(cls, op: Op, call: SelfAttention[Any] | SharedAttention[Any], keys: int) -> "Attention":
-        width, causal = op.shape(0)[-1], getattr(call, "causal", True)
-        return cls(width, keys, op.is_asked, call.window or None, causal)
+        products, causal = 2 * op.shape(0)[-1], getattr(call, "causal", True)
+        return cls(products, 2 * keys, op.is_asked, call.window or None, causal)
 
     def held(self, length: int) -> int:
         return min(length, self.window - 1 if self.window else length)
@@ -154,12 +167,19 @@ class DecodeCounts:
             self.mixtures.append(_Mixture(op.shape(2)[0], used, size, op.is_asked))
         elif op.name == "self_attention":
             self._add_self_attention(op)
+        elif op.name == "select_positions":
+            selection = PositionSelection[Any](*op.step.arguments)
+            heads, dim = (op.resolve(part)[-1] for part in (selection.query, selection.key))
+            self.attentions.append(Attention(heads, dim, asked=op.is_asked))
+            self.written_keys += dim
+        elif op.name == "latent_attention":
+            self._add_latent_attention(op)
         elif op.name == "shared_attention":
             call = SharedAttention[Any](*op.step.arguments)
             self.attentions.append(Attention.of(op, call, prod(op.shape(1)[1::2])))
         elif op.name == "cross_attention":
             self.cross += 2 * prod(op.shape(1))
-            of = Attention(op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
+            of = Attention(2 * op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
             self.attentions.append(of)
         elif op.name in _STATE_PRODUCTS:
             state = op.resolve(op.step.arguments[-3])
@@ -181,9 +201,28 @@ class DecodeCounts:
         if call.crosses:
             shape = op.resolve(call.cross_key)
             self.cross += 2 * prod(shape)
-            self.attentions.append(replace(own, keys=0, cross=shape[2]))
+            self.attentions.append(replace(own, cached=0, cross=shape[2]))
         for name, _ in {_projection(part, self._steps) for part in (call.key, call.value)}:
             self._products[name].keys += keys
+
+    def _add_latent_attention(self, op: Op) -> None:
+        """Count the absorbed form."""
+        call = LatentAttention[Any](*op.step.arguments, **op.step.keywords)
+        most = None if call.selected is None else op.resolve(call.selected)[-1]
+        heads, rank, plain = op.resolve(call.absorb)
+        line = op.resolve(call.cache)[-1]
+        self.attentions.append(Attention(heads * (rank + line), line, op.is_asked, window=most))
+        for stack, shape in (
+            (call.key_b, (heads * rank, plain)),
+            (call.value_b, op.resolve(call.value_b)),
+        ):
+            of = (prod(shape[:-1]), shape[-1])
+            self._products[stack.name] = _Product(stack.name, of, op.is_asked, is_head=False)
+        for part in filter(None, (call.latent, call.key)):
+            width = op.resolve(part)[-1]
+            name, _ = _projection(part, self._steps)
+            self._products[name].keys += width
+            self.written_keys += width
 
     @cached_property
     def products(self) -> Mapping[str, tuple[int, int]]:

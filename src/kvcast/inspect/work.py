@@ -141,17 +141,17 @@ class ModelWork:
             part: 2 * rows * sum(map(mul, counts, positions))
             for part, counts in decode.products.items()
         }
-        read = sum(2 * n * of.keys * of.held(length) for of, n in self._attentions.items())
+        read = sum(n * of.cached * of.held(length) for of, n in self._attentions.items())
         rewritten = each if self.family.one_by_one else rows
         held = length or self.family.one_by_one
         attended = sum(
-            n * of.width * of.seen(length, new, positions[of.asked])
+            n * of.products * of.seen(length, new, positions[of.asked])
             for of, n in self._attentions.items()
         )
         return Work(
             keys_values=flop["keys_values"],
             linear=flop["linear"] + 2 * rows * mixed,
-            attention=2 * (2 * rows * attended + each * decode.rewriting),
+            attention=2 * (rows * attended + each * decode.rewriting),
             head=flop["head"],
             weights=decode.weights - sum((of.experts - used) * of.size for used, of in routed),
             matrices=decode.matrices + sum(used * of.size for used, of in routed),
@@ -185,7 +185,7 @@ class ModelWork:
                     held, key = fixed or 1, ("state", 0)
                 else:
                     held, key = min(run.capacity, slots), (run.kind, run.capacity)
-                share = run.layers if part != "value" else 0
+                share = run.layers if part in (run.parts[0], "state") else 0
                 kinds.setdefault(key, []).append((share, held, run.layers * heads * size * held))
         return tuple(
             CacheKind(

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcast.engine.model import Model
 from kvcast.engine.requests import Input, Prompt
 from kvcast.errors import UsageError
 from kvcast.families.base import Family, Probe
-from kvcast.loading.opening import Model
 from kvcast.runtimes.base import Float32, Int64, Runtime, Tokens
 
 if TYPE_CHECKING:
@@ -226,14 +226,14 @@ def cases_of_recordings(model: Model, paths: Sequence[str]) -> list[Case]:
 
     if isinstance(model, WhisperModel):
         return [_window(model, path) for path in paths]
-    return [_recording_case(model, path) for path in paths]
+    return [_recording_case(cast("SpeechModel", model), path) for path in paths]
 
 
 def cases_of_prompts(model: Model, texts: Sequence[str]) -> list[Case]:
     """Return texts as prompts or sources; UsageError for another model, or a long text."""
     if model.task != "generate":
         raise UsageError("the model listens and takes no prompts: give --audio")
-    return [_prompt(model, text) for text in texts]
+    return [_prompt(cast("TextGenerator", model), text) for text in texts]
 
 
 def _window(model: "WhisperModel", path: str) -> Case:

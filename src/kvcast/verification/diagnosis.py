@@ -86,9 +86,10 @@ def _dequantize(tensor: _Tensor, length: int) -> Float32:
         values = values.detach().float().numpy()
     if values.ndim != len("hcd"):
         return np.empty((0, 0, 0), np.float32)
-    if tensor.layers.kind == "linear":
+    if tensor.layers.kind in ("linear", "latent", "index"):
         values = values[:, :length]
-    width = tensor.layers.head_dim
+    layers, part = tensor.layers, tensor.place.tensor.removeprefix("cross ")
+    width = dict(zip(layers.parts, layers.sizes, strict=True))[part][-1]
     if values.dtype == np.int8:
         if values.shape[-1] != width + _SCALE.itemsize:
             return np.empty((0, 0, 0), np.float32)

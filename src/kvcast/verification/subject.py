@@ -12,6 +12,7 @@ from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.bundle.packages import bundle_of, read_on_trust, unvouched_package
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
+from kvcast.engine.model import Model
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import CacheLayers
@@ -19,7 +20,7 @@ from kvcast.families.table import family_with
 from kvcast.loading.components import programs_of
 from kvcast.loading.export_proof import RecordedOutputs, read_record
 from kvcast.loading.isolation import remember_success
-from kvcast.loading.opening import Model, OpenedModel, open_model
+from kvcast.loading.opening import OpenedModel, open_model
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.base import Runtime
 from kvcast.runtimes.reference import EagerReference, Reference, has_torch, reference_of

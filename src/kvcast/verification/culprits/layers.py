@@ -5,7 +5,7 @@ by the layer before it, or by its own projection.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class CachedTensor:
     """The content of a tensor of a layer's cache: a row's, by position."""
 
     layer: int  # index among the layers with caches
-    part: str
+    part: str  # of a latent's line its rotated channels are "key"
     dtype: str  # of the candidate, as NumPy spells it
     window: int | None  # None where all positions stay
     is_: Sequence[Float32]  # [heads, d] or a whole state for each position
@@ -36,7 +36,8 @@ class CachedTensor:
 
     @property
     def place(self) -> str:
-        return f"{self.part.removesuffix('s')}s of layer {self.layer}"
+        parts = "index keys" if self.part == "index" else f"{self.part.removesuffix('s')}s"
+        return f"{parts} of layer {self.layer}"
 
     def errors_p(self) -> NDArray[np.float64]:
         """Return the largest relative difference of a head, by position; inf where not finite."""
@@ -97,6 +98,8 @@ def _tensor_words(
         return f"{tensor.place} {differ} and its values do not: projection of keys"
     if tensor.part == "value" and alone:
         return f"{tensor.place} {differ} and its keys do not: projection of values"
+    if tensor.part == "latent" and alone:
+        return f"{tensor.place} {differ} and its keys do not: projection or norm of latents"
     if before is None:
         return f"{tensor.place} {differ}: embedding, first norm or projection"
     fine = f"those of layer {before.layer} do not"
@@ -113,7 +116,7 @@ def _attention_of(layer: CachedTensor, errors_p: NDArray[np.float64], tolerance:
     first, window = _first(errors_p, tolerance), layer.window
     if window is not None and first in (window - 1, window):
         return f"attention of layer {layer.layer} sees other positions than its window of {window}"
-    return f"attention of layer {layer.layer}: its bias, mask, rotation or query"
+    return f"attention of layer {layer.layer}: its bias, mask, rotation, query or index"
 
 
 def _first(errors_p: NDArray[np.float64], tolerance: float) -> int:
@@ -159,19 +162,39 @@ def run_both(
         list(_fed(runtime, source, tokens_s, prompt, whole=whole))
         for runtime in (candidate, reference)
     )
-    tensors = [
-        CachedTensor(*named, *([held[i] for _, held in fed] for fed in (is_, was)))
-        for i, named in enumerate(_named(layers))
-        if named[2] != _CODES
-    ]
+    tensors = []
+    for i, (rotated, layer, part, dtype, ring) in enumerate(_named(layers)):
+        if dtype != _CODES:
+            held = ([parts[i] for _, parts in fed] for fed in (is_, was))
+            tensors += _apart(CachedTensor(layer, part, dtype, ring, *held), rotated)
     logits = (np.stack([logits_v for logits_v, _ in fed]) for fed in (is_, was))
     return Run(tensors, *logits)
 
 
-def _named(layers: Sequence[CacheLayers]) -> list[tuple[int, str, str, int | None]]:
+def _apart(tensor: CachedTensor, rotated: int) -> list[CachedTensor]:
+    """Divide a latent's lines into latents and the rotated channels of keys."""
+    if not rotated:
+        return [tensor]
+    spans = {tensor.part: slice(None, -rotated), "key": slice(-rotated, None)}
+    return [
+        replace(
+            tensor,
+            part=part,
+            is_=[line[..., span] for line in tensor.is_],
+            was=[line[..., span] for line in tensor.was],
+        )
+        for part, span in spans.items()
+    ]
+
+
+def _named(layers: Sequence[CacheLayers]) -> list[tuple[int, int, str, str, int | None]]:
+    """Return how many channels are rotated keys, and the first fields, of each tensor."""
     each = [run for run in layers if run.kind not in ENCODED for _ in range(run.layers)]
     return [
-        (i, part, run.dtype, run.capacity if run.kind == "ring" else None)
+        (
+            run.rotated if part == "latent" else 0,
+            *(i, part, run.dtype, run.capacity if run.kind == "ring" else None),
+        )
         for i, run in enumerate(each)
         for part in run.parts
     ]

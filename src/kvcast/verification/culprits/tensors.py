@@ -212,13 +212,12 @@ def program_differences(stored: Program, expected: Program) -> list[str] | None:
 
 
 def layer_of(step: Step) -> int | None:
-    """Return an operation's layer, by the caches and tensors that it reads."""
-    for leaf in leaves((step.arguments, step.keywords)):
-        name, pattern = (
-            (leaf.name, _CACHE) if isinstance(leaf, Node) else (getattr(leaf, "name", ""), _TENSOR)
-        )
-        if found := pattern.search(name):
-            return int(found[1])
+    """Return an operation's layer, by the tensors that it reads, or else by its caches."""
+    given = [leaf for leaf in leaves((step.arguments, step.keywords)) if hasattr(leaf, "name")]
+    for kind, pattern in ((Constant, _TENSOR), (Node, _CACHE)):
+        for leaf in given:
+            if isinstance(leaf, kind) and (found := pattern.search(leaf.name)):
+                return int(found[1])
     return None
 
 
