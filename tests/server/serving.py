@@ -23,7 +23,7 @@ from kvcast.server.uvicorn_server import configuration
 
 
 def until(condition: Callable[[], Any], what: str = "it did not come to pass") -> None:
-    for _ in range(18_000):
+    for _ in range(60_000):  # ten minutes: a busy machine starts Ray slowly
         if condition():
             return
         time.sleep(0.01)

@@ -400,3 +400,24 @@ def test_requests_end_at_their_deadline():
         stream = ask(client, "slow", stream=True)
         with pytest.raises(openai.APIError, match="deadline"):
             list(stream)
+
+
+def test_a_request_that_goes_wrong_is_told_the_right_way(server: Server):
+    asked = {"model": "world", "messages": [{"role": "user", "content": "hi"}]}
+    with server.http() as http:
+
+        def told(path: str, status: int, **request: Any) -> str:
+            answer = http.post(path, **request)
+            assert answer.status_code == status
+            return answer.json()["error"]["message"]
+
+        ends = "the base URL of clients ends in /v1"
+        assert ends in told("/chat/completions", 404, json=asked)
+        assert "not Ollama's" in told("/api/chat", 404, json=asked)
+        assert "did you mean /v1/chat/completions?" in told("/v1/chat/completion", 404, json=asked)
+        plain = {"content": json.dumps(asked), "headers": {"content-type": "text/plain"}}
+        assert "content-type: application/json" in told("/v1/chat/completions", 400, **plain)
+        misspelt = asked | {"model": "World:latest"}
+        assert "did you mean world?" in told("/v1/chat/completions", 404, json=misspelt)
+        unshaped = asked | {"response_format": {"type": "json_schema", "schema": {}}}
+        assert '{"json_schema": {"name"' in told("/v1/chat/completions", 400, json=unshaped)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -49,8 +50,16 @@ def test_it_serves_until_it_is_asked_to_end():
         assert names == [("demo-t5", None), ("dates", "demo-t5")]
         running.signal()
         assert running.ended() == 0
-        assert '"path": "/v1/text2text", "status": 200' in running.log
+        assert json.loads(running.log.splitlines()[-1])["message"] == "stopped"
         lines = [json.loads(line) for line in running.log.splitlines()]
+        [request] = [line for line in lines if line.get("path") == "/v1/text2text"]
+        assert (request["status"], request["model"]) == (200, "dates")
+        used = answer.json()["usage"]
+        assert request["prompt_tokens"] == used["prompt_tokens"]
+        assert request["completion_tokens"] == used["completion_tokens"]
+        assert 0 < request["first_token"] < request["seconds"]
+        assert request["tokens_per_second"] > 0
+        assert "ignored" not in request
         assert all({"time", "level", "message"} <= line.keys() for line in lines)
 
 
@@ -71,6 +80,7 @@ def test_requests_under_way_end_and_new_ones_are_refused():
         thread.join()
         assert [answer.status_code for answer in answers] == [200]
         assert len(answers[0].json()["choices"]) == 16 * 30
+        assert re.search(r"draining \d+ requests?, 600 s at most", running.log)
         assert running.ended() == 0
 
 
@@ -133,6 +143,19 @@ def test_a_port_taken_during_loading_is_reported():
             run(Models([]), params, late, lambda: None)
 
 
+def test_the_first_lines_say_where_everything_is_and_what_to_try():
+    with command("demo-t5", "--threads", "1") as running:
+        until(lambda: "for caches" in running.log)
+        greeting, places, tried, reserved = running.log.splitlines()[-4:]
+        assert greeting == f"kvcast: serving demo-t5 at {running.url}"
+        assert f"page {running.url}/, documentation {running.url}/docs" in places
+        assert f"OpenAI base URL {running.url}/v1" in places
+        words = shlex.split(tried.removeprefix("kvcast: try: "))
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+        assert re.fullmatch(r"kvcast: 1 threads, at most [\d.]+ [MG]B for caches", reserved)
+
+
 def test_a_taken_port_is_reported_before_loading(capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "demo-t5", "--port", str(taken.getsockname()[1])]) == 74
@@ -140,7 +163,6 @@ def test_a_taken_port_is_reported_before_loading(capsys: pytest.CaptureFixture[s
 
 
 WRONG = {
-    "the following arguments are required": [],
     "named twice": ["demo-t5", "demo-t5"],
     "not one of the models": ["demo-t5", "--alias", "a=demo"],
     "must be NAME=MODEL or auto": ["demo-t5", "--alias", "a"],

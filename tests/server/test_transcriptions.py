@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import openai
@@ -24,6 +25,8 @@ import kvcast
 from audio.media_files import FilmTrack, write_film
 from kit.scripted_whisper import scripted_translator
 from kvcast.server import transcriptions
+from kvcast.server.errors import ApiError
+from kvcast.server.model_registry import CHAT, SPEECH, TEXT2TEXT, Models, Served
 from kvcast.server.transcriptions import Recordings
 from server.serving import Server, serving, until
 
@@ -189,6 +192,24 @@ def test_damage_of_a_recording_is_in_the_response_and_the_log(client, caplog, ki
     assert logged() == [[notice], [notice]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_has_a_recordings_tokens_and_speed(server, client, caplog, alone, stream):
+    caplog.set_level(logging.INFO, "kvcast.server")
+    answer = transcribe(client, file=recording(), stream=stream)
+    if stream:
+        assert len(list(answer)) > 1
+    lines = lambda: [record.fields for record in caplog.records if hasattr(record, "fields")]  # noqa: E731
+    until(lambda: len(lines()) == 1)
+    [line] = lines()
+    assert line["audio_seconds"] == pytest.approx(SECONDS, abs=0.1)
+    assert line["completion_tokens"] == sum(len(segment.tokens) for segment in alone)
+    assert 0 < line["first_token"] < line["seconds"]
+    spent = line["completion_tokens"] / line["tokens_per_second"]
+    assert line["first_token"] < spent < line["seconds"] + 0.1
+    assert line["times_real_time"] == pytest.approx(SECONDS / spent, rel=0.1)
+    assert "prompt_tokens" not in line
+
+
 def test_a_recording_without_fault_has_no_notices(client: openai.OpenAI, beginning: Any):
     asked = {"model": "german", "file": beginning, "response_format": "verbose_json"}
     assert transcribe(client, **asked).notices == []
@@ -269,6 +290,24 @@ def test_fields_of_faster_whispers_servers(given: dict[str, Any], expected: dict
     form = transcriptions.TranscriptionForm(file=UploadFile(io.BytesIO()), model="a", **given)
     options, _ = transcriptions._options(form, "transcribe")
     assert options == {"task": "transcribe", "initial_prompt": None} | expected
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("demo", "did you mean demo-base?"),
+        ("whisper-1", "ask for demo-base, or start kvcast serve with --alias whisper-1=demo-base"),
+        ("gpt-4o", "here; GET /v1/models lists all models"),
+    ],
+)
+def test_an_unknown_model_is_answered_with_one_that_transcribes(name: str, advice: str):
+    kinds = {"demo-chat": CHAT, "demo-t5": TEXT2TEXT, "demo-base": SPEECH}
+    models = Models(Served(name=each, engine=Mock(), kind=kind) for each, kind in kinds.items())
+    with pytest.raises(ApiError) as refused:
+        models.speech_model(name)
+    assert refused.value.status == 404
+    assert advice in str(refused.value)
+    assert "demo-chat" not in str(refused.value)
 
 
 def test_fields_without_effect_are_named(server, beginning, caplog):

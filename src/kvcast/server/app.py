@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,6 +112,8 @@ def _add_errors(app: FastAPI) -> None:
         cause = error.__cause__
         if isinstance(error, GoneError) or isinstance(cause, GoneError):
             return Response(status_code=499)
+        if getattr(error, "status_code", None) == 404:
+            error = ApiError(404, _no_path(request.url.path[:_LONGEST_PATH], app))
         answer = _as_api_error(error, cause)
         request.state.error = answer.code or answer.kind
         headers = getattr(error, "headers", None) or {}  # of a 405: the allowed methods
@@ -120,6 +123,19 @@ def _add_errors(app: FastAPI) -> None:
     known = (ApiError, GoneError, HTTPException, RequestValidationError, KvcastError)
     for kind in (*known, CancelledError, Exception):
         app.add_exception_handler(kind, refuse)
+
+
+_LONGEST_PATH = 100  # characters of a path in a message
+
+
+def _no_path(path: str, app: FastAPI) -> str:
+    known = [*app.openapi()["paths"]]
+    if path.startswith("/api/"):
+        return "this is OpenAI's API, not Ollama's: the base URL of clients ends in /v1"
+    if f"/v1{path}" in known:
+        return f"there is no {path}, but /v1{path}: the base URL of clients ends in /v1"
+    close = get_close_matches(path, known, n=1)
+    return f"there is no {path}" + (f": did you mean {close[0]}?" if close else "; see /docs")
 
 
 def _as_api_error(error: Exception, cause: BaseException | None) -> ApiError:
@@ -138,6 +154,14 @@ def _as_api_error(error: Exception, cause: BaseException | None) -> ApiError:
 
 def _invalid(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
+    if first["loc"] == ("body",) and first["type"] != "missing":
+        return ApiError(
+            400, "the body must be a JSON object, sent as content-type: application/json"
+        )
+    if "UploadFile" in first["msg"]:
+        return ApiError(
+            400, "file must be an upload, as curl -F file=@talk.mp3 sends", param="file"
+        )
     parts = (str(part) for part in first["loc"][1:])
     place = ".".join(part for part in parts if part not in KINDS and part != "[key]")
     where = f"{place}: " if place else ""

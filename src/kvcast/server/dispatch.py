@@ -256,7 +256,8 @@ class State:
         return await self.calls.all_begun(begins)
 
     async def enter(self, request: Request, body: Any) -> None:
-        """Record fields without effect, and load the model if it is not in memory."""
+        """Record the model and fields without effect; load the model if it is not in memory."""
+        request.scope["state"]["model"] = body.model[:_LONGEST_NAME]
         self._note_ignored(request, body)
         await self.load(body.model)
 
@@ -284,5 +285,6 @@ class State:
 
     def generated_texts(self, request: Request, result: Any) -> list[TextGeneration]:
         texts = several(result)
+        self.journal.texts(request, texts)
         self.journal.content(request, answer=[text.text for text in texts])
         return texts

@@ -7,9 +7,11 @@ them, so that its dashboards work.
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +24,43 @@ from typing_extensions import override
 from kvcast.engine import Engine, Job, Status
 from kvcast.server.model_registry import Models
 from kvcast.text.texts import TextGeneration
+from kvcast.transcripts.segments import Transcript
 
 _LOG = logging.getLogger("kvcast.server")
+
+
+@dataclass
+class _Usage:
+    """What a request took and was given, for its line in the log."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float = math.inf  # seconds until the first of all texts
+    seconds: float = 0.0  # until the last token of all
+    audio_seconds: float = 0.0
+
+    def add(self, texts: Sequence[TextGeneration]) -> None:
+        self.prompt_tokens += texts[0].prompt_tokens
+        self.completion_tokens += sum(len(text.tokens) for text in texts)
+        self.first_token = min(self.first_token, *(text.timings.first_token for text in texts))
+        self.seconds = max(self.seconds, *(text.timings.seconds for text in texts))
+
+    def fields(self) -> dict[str, Any]:
+        """Return usage and timings; silence has no completion tokens, audio no prompt tokens."""
+        seconds, audio = max(self.seconds, 1e-9), self.audio_seconds
+        fields: dict[str, Any] = {}
+        if audio:
+            fields |= {"audio_seconds": round(audio, 1)}
+            fields |= {"times_real_time": round(audio / seconds, 1)}
+        if self.prompt_tokens:
+            fields |= {"prompt_tokens": self.prompt_tokens}
+        if math.isfinite(self.first_token):
+            fields |= {
+                "completion_tokens": self.completion_tokens,
+                "first_token": round(self.first_token, 3),
+                "tokens_per_second": round(self.completion_tokens / seconds, 1),
+            }
+        return fields
 
 
 class RequestLog:
@@ -35,6 +72,26 @@ class RequestLog:
         if self._with_content:
             known = request.scope["state"].get("content", {})
             request.scope["state"]["content"] = known | content
+
+    def texts(self, request: HTTPConnection, texts: Sequence[TextGeneration]) -> None:
+        """Count the tokens of a prompt's texts; a request may have several prompts."""
+        request.scope["state"].setdefault("usage", _Usage()).add(texts)
+
+    def recording(
+        self,
+        request: HTTPConnection,
+        transcript: Transcript,
+        *,
+        first_token: float | None,
+        seconds: float,
+    ) -> None:
+        """Count a recording's tokens; times are seconds since its submission."""
+        request.scope["state"]["usage"] = _Usage(
+            audio_seconds=transcript.duration,
+            completion_tokens=sum(len(segment.tokens) for segment in transcript.segments),
+            first_token=math.inf if first_token is None else first_token,
+            seconds=seconds,
+        )
 
     def notices(self, request: HTTPConnection, notices: Sequence[str]) -> None:
         """Remember notices about a recording; they reveal nothing of its content."""
@@ -48,11 +105,13 @@ class RequestLog:
             "method": scope.get("method", "WS"),
             "path": scope["path"],
             "status": status,
+            "model": scope["state"].get("model"),
+            **scope["state"].get("usage", _Usage()).fields(),
             "seconds": round(time.perf_counter() - began, 4),
             "request": scope["state"].get("request_id"),
             "error": kind,
             "notices": scope["state"].get("notices") or None,
-            "ignored": scope["state"].get("ignored"),
+            "ignored": scope["state"].get("ignored") or None,
             "content": scope["state"].get("content"),
         }
         known = {name: value for name, value in fields.items() if value is not None}

@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from threading import RLock
 from typing import Any, TypeAlias
@@ -19,7 +20,10 @@ SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text
 
 USUAL_NAMES: Mapping[str, Sequence[str]] = {
     SPEECH: ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"),
-    CHAT: ("gpt-4o-mini", "gpt-4o", "gpt-4.1-mini", "gpt-4.1", "gpt-3.5-turbo"),
+    CHAT: (
+        *("gpt-4o-mini", "gpt-4o", "gpt-4.1-mini", "gpt-4.1", "gpt-3.5-turbo"),
+        *("gpt-5", "gpt-5-mini", "gpt-5-nano"),
+    ),
 }
 """OpenAI's names, which clients have as their defaults, by the kind of model."""
 
@@ -147,8 +151,11 @@ class Models:
     def __iter__(self) -> Iterator[Served]:
         return iter([self._by_name[name] for name in self._names if name in self._by_name])
 
-    def named(self, name: str) -> Served:
-        """Return the model of a name; raises ApiError for none, and for one not in memory."""
+    def named(self, name: str, unfit: Collection[str] = ()) -> Served:
+        """Return the model of a name; raises ApiError for none, and for one not in memory.
+
+        The error's advice names no model of an `unfit` kind.
+        """
         if (model := self._by_name.get(name)) is not None:
             return model
         if name in self._unloaded:
@@ -158,9 +165,12 @@ class Models:
                 kind="server_error",
                 code="model_not_loaded",
             )
-        advice = "GET /v1/models lists all models"
+        fitting = [known for known in self._names if self._kind(known) not in unfit]
+        close = get_close_matches(name.lower().removesuffix(":latest"), fitting, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        advice = f"{meant}GET /v1/models lists all models"
         kind = next((kind for kind, usual in USUAL_NAMES.items() if name in usual), None)
-        if own := next((each.name for each in self if each.kind == kind), None):
+        if own := next((known for known in fitting if self._kind(known) == kind), None):
             advice = f"ask for {own}, or start kvcast serve with --alias {name}={own}"
         raise ApiError(
             404,
@@ -168,6 +178,9 @@ class Models:
             code="model_not_found",
             param="model",
         )
+
+    def _kind(self, name: str) -> str:
+        return (self._by_name.get(name) or self._unloaded[name]).kind
 
     def is_unloaded(self, name: str) -> bool:
         return name in self._unloaded
@@ -237,7 +250,7 @@ class Models:
 
     def of_kind(self, name: str, kinds: Mapping[str, str]) -> Served:
         """Return a model; raises ApiError with the right endpoint if its kind is one of `kinds`."""
-        model = self.named(name)
+        model = self.named(name, unfit=kinds)
         if model.kind in kinds:
             raise ApiError(400, f"the model {name!r} {kinds[model.kind]}", param="model")
         return model

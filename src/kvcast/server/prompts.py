@@ -12,6 +12,7 @@ from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
 from kvcast.server.model_registry import COMPLETION, SPEECH, TEXT2TEXT, Served
 from kvcast.server.request_models import Sampled, Shaped
+from kvcast.text.params import GenerationDefaults
 
 NOT_GENERATING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
 
@@ -24,7 +25,10 @@ def keywords(
     temperature: float = 1.0,
     **searched: Any,
 ) -> dict[str, Any]:
-    """Return the keywords of `generate`: where none is given, the model's values or OpenAI's."""
+    """Return the keywords of `generate`: where none is given, the model's values or the defaults.
+
+    `temperature` is the default of models that answer a source.
+    """
     longest = served.model.generation.limits.sequence
     defaults = {
         "temperature": temperature,
@@ -34,7 +38,8 @@ def keywords(
     given = body.sampling() | {name: value for name, value in searched.items() if value is not None}
     if most_tokens is not None:
         given["max_new_tokens"] = min(most_tokens, longest)
-    recommended: dict[str, Any] = served.model.defaults.applicable(given)
+    model: GenerationDefaults = served.model.defaults
+    recommended = model.conversing(given) if temperature else model.applicable(given)
     return defaults | recommended | given
 
 
@@ -76,7 +81,8 @@ def structure(kind: str, schema: Mapping[str, Any] | None, *, param: str) -> dic
     if kind == "text":
         return {}
     if schema is None:
-        raise ApiError(400, "the format json_schema needs a schema", param=param)
+        needs = 'the format json_schema needs a schema: {"json_schema": {"name": …, "schema": {…}}}'
+        raise ApiError(400, needs, param=param)
     return {"json_schema": schema}
 
 

@@ -1,6 +1,7 @@
 """`POST /v1/audio/transcriptions` and `translations`: uploaded recordings in, transcripts out."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, BinaryIO, Literal
@@ -179,6 +180,7 @@ async def speech(
         partial(recordings.read, form.file.file, form.audio_track),
         UploadedRecording.release,
     )
+    began = time.perf_counter()
     try:
         job = await state.calls.begin(request, served.engine, lambda: recording.audio, options)
     except BaseException:
@@ -189,6 +191,8 @@ async def speech(
     answer = _TranscriptAnswer(served, form, task, words)
 
     def log(transcript: Transcript) -> None:
+        seconds = time.perf_counter() - began
+        state.journal.recording(request, transcript, first_token=job.first_token, seconds=seconds)
         state.journal.notices(request, transcript.notices)
         state.journal.content(request, answer=_text(transcript.segments))
 

@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvcast.errors import InputOutputError
 from kvcast.machine.resources import allow_open_files
+from kvcast.server import metrics
 from kvcast.server.app import create
 from kvcast.server.errors import (
     MOST_HEADERS,
@@ -164,6 +165,10 @@ def run(
     ended = threading.Event()
 
     def drain() -> None:
+        statuses = [engine.status() for engine in models.engines]
+        if left := sum(status.running + status.waiting for status in statuses):
+            requests = "request" if left == 1 else "requests"
+            metrics.note(f"draining {left} {requests}, {params.drain:g} s at most")
         ended.wait(params.drain)
         for engine in models.engines:
             threading.Thread(target=engine.close, daemon=True).start()
@@ -189,6 +194,7 @@ def run(
         listening.close()
         for engine in models.engines:
             engine.close()
+    metrics.note("stopped")
 
 
 _MOST_OF_SOCKET = 120  # headers of a request for a WebSocket, at most

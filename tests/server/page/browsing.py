@@ -76,7 +76,7 @@ def visit(
         page.evaluate("() => { localStorage.clear(); Storage.prototype.setItem = () => {}; }")
         page.close()
         profile.clear_permissions()
-    assert not faults
+    assert faults == [], faults
     assert [address for address in asked if not address.startswith((url, f"blob:{url}"))] == []
 
 

@@ -30,6 +30,11 @@ def shown(page: Any, *texts: str) -> str:
     return page.evaluate(SHOW, texts)
 
 
+def code(text: str) -> str:
+    copy = '<button class="copy quiet" type="button" aria-label="Copy code">Copy</button>'
+    return f'<div class="code"><pre tabindex="0"><code>{text}</code></pre>{copy}</div>'
+
+
 LINK = 'target="_blank" rel="noopener noreferrer"'
 TEXTS = {
     "emphasis": ("a **b** *c* ~~d~~ `e<f`",
@@ -37,8 +42,8 @@ TEXTS = {
     "lines": ("a\nb\n\nc", "<p>a<br>b</p><p>c</p>"),
     "headings": ("### a\n# b\n## c", "<h3>a</h3><h3>b</h3><h4>c</h4>"),
     "a heading inside": ("> # a", "<blockquote><h3>a</h3></blockquote>"),
-    "code": ("```js\na < b\n\nc\n```", '<pre tabindex="0"><code>a &lt; b\n\nc</code></pre>'),
-    "code that is not over": ("```\na", '<pre tabindex="0"><code>a</code></pre>'),
+    "code": ("```js\na < b\n\nc\n```", code("a &lt; b\n\nc")),
+    "code that is not over": ("```\na", code("a")),
     "lists": ("3. a\n4. b\n   - c", '<ol start="3"><li>a</li><li>b<ul><li>c</li></ul></li></ol>'),
     "a loose list": ("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
     "tasks": ("- [ ] a\n- [x] b", "<ul><li>☐ a</li><li>☑ b</li></ul>"),
@@ -117,7 +122,8 @@ ATTACKS = [
 ]
 MADE = "a blockquote br code del em h3 h4 h5 h6 hr li ol p pre strong table tbody td th thead tr ul"
 LEFT = """(allowed) => {
-  const shown = [...document.querySelector("#chat .messages > div").querySelectorAll("*")];
+  const all = [...document.querySelector("#chat .messages > div").querySelectorAll("*")];
+  const shown = all.filter((element) => !element.matches("div.code > button.copy"));
   for (const element of shown) {
     element.click();
     for (const kind of ["mouseover", "focus", "error", "load"]) {

@@ -1,8 +1,12 @@
 /** Asks the server: keys, errors, streams and sockets. Knows no endpoint's fields. */
 
+import { put } from "/page/store.js";
+
 const KEY = "kvcast-key";
 const KEY_PROTOCOL = "openai-insecure-api-key";
 const LOST = "The server does not answer. Is kvcast serve still running?";
+
+let key = sessionStorage.getItem(KEY); // null until one is given
 
 export class ApiError extends Error {}
 
@@ -21,15 +25,15 @@ export class LostError extends ApiError {
  */
 export async function ask(path, { body, signal, quiet = false } = {}) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
-    const response = await answer(path, body, signal, key);
+    const used = key;
+    const response = await answer(path, body, signal);
     if (response.ok) return response;
     const message = await told(response);
-    if (response.status !== 401 || quiet || !(await keyGiven(key))) throw new ApiError(message);
+    if (response.status !== 401 || quiet || !(await keyGiven(used))) throw new ApiError(message);
   }
 }
 
-async function answer(path, body, signal, key) {
+async function answer(path, body, signal) {
   const headers = key === null ? {} : { authorization: `Bearer ${key}` };
   const options = { signal, headers, cache: "no-store" };
   if (body instanceof FormData) Object.assign(options, { method: "POST", body });
@@ -60,27 +64,29 @@ let asking = null;
 
 /** Ask for a key once, however many requests need one; false if none is given. */
 function keyGiven(refused) {
-  if (sessionStorage.getItem(KEY) !== refused) return true; // another request's question found one
+  if (key !== refused) return true; // another request's question found one
   asking ??= keyFromUser(refused).finally(() => (asking = null));
   return asking;
 }
 
 async function keyFromUser(refused) {
   const dialog = document.getElementById("key");
-  const { key, cancel } = dialog.querySelector("form").elements;
+  const { key: field, cancel } = dialog.querySelector("form").elements;
   dialog.querySelector(".why").textContent =
     refused === null ? "This server asks for a key." : "The server refused that key.";
-  key.value = "";
+  field.value = "";
   cancel.onclick = () => dialog.close("");
   dialog.returnValue = "";
   dialog.querySelector("form").onsubmit = (event) => {
     event.preventDefault();
-    dialog.close(key.value);
+    dialog.close(field.value);
   };
   dialog.showModal();
   await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
-  if (dialog.returnValue) sessionStorage.setItem(KEY, dialog.returnValue);
-  return dialog.returnValue !== "";
+  if (!dialog.returnValue) return false;
+  key = dialog.returnValue;
+  put(sessionStorage, KEY, key);
+  return true;
 }
 
 /**
@@ -89,13 +95,12 @@ async function keyFromUser(refused) {
  * Throws ApiError for a key that cannot be such.
  */
 export function socket(path, query) {
-  const key = sessionStorage.getItem(KEY);
   const address = new URL(`${path}?${new URLSearchParams(query)}`, location.href);
   address.protocol = address.protocol.replace("http", "ws");
   try {
     return new WebSocket(address, ["realtime", ...(key === null ? [] : [`${KEY_PROTOCOL}.${key}`])]);
   } catch {
-    throw new ApiError("the key has signs that browsers do not send with live sound");
+    throw new ApiError("the key has characters that browsers do not send with live audio");
   }
 }
 

@@ -1,5 +1,7 @@
 /** Small helpers for elements. Knows nothing of what the page is for. */
 
+import { put } from "/page/store.js";
+
 /** Return a new element with these properties (className, ariaLabel, …) and children. */
 export function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -31,6 +33,12 @@ export function swap(shown, hidden) {
 /** Return the number in a field; undefined if it is empty. */
 export function number(input) {
   return input.value === "" ? undefined : input.valueAsNumber;
+}
+
+/** Keep for later visits whether a disclosure is open. */
+export function rememberOpen(details, key) {
+  details.open = localStorage.getItem(key) === "open";
+  details.addEventListener("toggle", () => put(localStorage, key, details.open ? "open" : "closed"));
 }
 
 /** Hand text to the browser as a download. */

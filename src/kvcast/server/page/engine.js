@@ -2,6 +2,7 @@
 
 import { ask } from "/page/api.js";
 import { clock, make, show } from "/page/dom.js";
+import { put } from "/page/store.js";
 
 const panel = document.getElementById("engine");
 const button = document.getElementById("show-engine");
@@ -136,13 +137,11 @@ async function poll() {
 function open(shown) {
   panel.hidden = !shown;
   button.ariaExpanded = String(shown);
-  localStorage.setItem(SHOWN, shown ? "open" : "closed");
+  put(localStorage, SHOWN, shown ? "open" : "closed");
   poll();
 }
 
 button.addEventListener("click", () => open(panel.hidden));
 document.addEventListener("visibilitychange", poll);
-// Beside the work there is room on a wide screen; below it, it would be in the way.
-const room = window.matchMedia("(min-width: 70rem)").matches ? "open" : "closed";
-panel.hidden = (localStorage.getItem(SHOWN) ?? room) !== "open";
+panel.hidden = localStorage.getItem(SHOWN) !== "open";
 button.ariaExpanded = String(!panel.hidden);

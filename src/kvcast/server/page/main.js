@@ -3,6 +3,7 @@
 import { ask } from "/page/api.js";
 import * as chat from "/page/chat.js";
 import * as engine from "/page/engine.js";
+import { put } from "/page/store.js";
 import * as text2text from "/page/text2text.js";
 import * as transcribe from "/page/transcribe.js";
 
@@ -60,7 +61,7 @@ function followTheme() {
   const tell = () => (button.ariaPressed = String(isDark()));
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    localStorage.setItem("kvcast-theme", root.dataset.theme);
+    put(localStorage, "kvcast-theme", root.dataset.theme);
     tell();
   });
   system.addEventListener("change", tell);

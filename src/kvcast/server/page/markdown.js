@@ -6,6 +6,7 @@
  * come from marked.js, which is lib/marked.esm.js of npm's marked 18.2.1.
  */
 
+import { copyButton } from "/page/copy.js";
 import { make } from "/page/dom.js";
 import { Lexer } from "/page/marked.js";
 
@@ -64,7 +65,7 @@ function parsed(text) {
 
 const BLOCKS = {
   blockquote: ({ tokens }, level) => make("blockquote", {}, ...tokens.map((it) => block(it, level))),
-  code: ({ text }) => make("pre", { tabIndex: 0 }, make("code", {}, text)), // it may be scrolled
+  code,
   heading: ({ tokens }, level) => make(`h${Math.max(ABOVE + 1, level)}`, {}, ...spans(tokens)),
   hr: () => make("hr"),
   list,
@@ -79,6 +80,11 @@ function block(token, level) {
 
 function plain({ raw }) {
   return make("p", { className: "plain" }, raw.trimEnd());
+}
+
+function code({ text }) {
+  const scrolled = make("pre", { tabIndex: 0 }, make("code", {}, text));
+  return make("div", { className: "code" }, scrolled, copyButton("Copy code", () => text));
 }
 
 function levels({ type, tokens = [], items = [], header, rows }) {

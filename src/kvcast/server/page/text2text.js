@@ -51,7 +51,7 @@ function target({ index, text, score, similarity, finish_reason: reason }) {
   const facts = [
     score === null ? null : ["score", score.toFixed(3)],
     similarity === null ? null : ["similarity", similarity.toFixed(3)],
-    reason === "length" ? ["cut", "most tokens"] : null,
+    reason === "length" ? ["cut off", "max tokens"] : null,
   ].filter(Boolean);
   const terms = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
   return make(

@@ -1,221 +1,153 @@
-/** The panel that turns recordings into text: a file or the microphone in, segments as they come. */
+/** The panel that turns recordings into text: files or the microphone in, segments as they come. */
 
 import { ask, events, stopped } from "/page/api.js";
-import { clock, fill, save, show, swap } from "/page/dom.js";
-import { FORMATS } from "/page/formats.js";
-import { Live } from "/page/live.js";
-import { Recorder } from "/page/recorder.js";
+import { copyButton } from "/page/copy.js";
+import { save, show, swap } from "/page/dom.js";
+import { acceptDrops } from "/page/drop.js";
+import { archive, FORMATS, stem, textOf, written } from "/page/formats.js";
+import { Microphone } from "/page/microphone.js";
+import { Recordings, statusOf } from "/page/recordings.js";
+import * as options from "/page/speech-options.js";
 import { Transcript } from "/page/transcript.js";
 
 const panel = document.getElementById("transcribe");
 const find = (selector) => panel.querySelector(selector);
-const model = find("[name=model]");
-const language = find("[name=language]");
-const translate = find("[name=translate]");
-const record = find("[name=record]");
 const audio = find("audio");
-const status = find(".status");
-const error = find(".error");
+const again = find("[name=again]");
 
-const transcript = new Transcript(find(".transcript"), (seconds) => {
-  audio.currentTime = seconds;
-  audio.play().catch(() => {}); // what cannot be played is told of by the player
+const transcript = new Transcript(find(".transcript"), {
+  sought: (seconds) => {
+    audio.currentTime = seconds;
+    audio.play().catch(() => {}); // what cannot be played is told of by the player
+  },
+  changed: (recording) => {
+    recording.edited = true;
+    keep(recording);
+    tell(recording);
+  },
 });
-let models = [];
-let file = null;
-let told = { language: null, duration: null };
-let running = null;
-let recorder = null;
-let live = null; // of the recording that is made, or transcribed
+const recordings = new Recordings(find(".recordings"), view);
+const microphone = new Microphone(find(".drop"), options.live, (file, live) => take([file], live));
+
+let running = null; // {recording, abort} of the transcription under way
 let frame = null;
 
-/** Show this panel's models. */
-export function offer(found) {
-  models = found;
-  fill(model, models.map(({ id }) => [id, id]));
-  offerLanguages();
+export { offer } from "/page/speech-options.js";
+
+/** Transcribe files, one after the other; the first of them is shown. */
+function take(files, live = null) {
+  if (live === null && microphone.recorder === null) microphone.forget(microphone.live);
+  const request = options.request();
+  const [first] = [...files].map((file) => recordings.add(file, request, live));
+  recordings.show(first);
+  transcribeNext();
 }
 
-/** Return what the chosen model can do. */
-function able() {
-  return models.find(({ id }) => id === model.value)?.abilities ?? {};
-}
-
-function offerLanguages() {
-  const { languages } = models.find(({ id }) => id === model.value) ?? { languages: [] };
-  const finds = ["detected", "heard"].includes(able().language); // or else it is told
-  const names = new Intl.DisplayNames(["en"], { type: "language" });
-  const known = languages.map((code) => [code, names.of(code)]);
-  known.sort(([, one], [, other]) => one.localeCompare(other));
-  const several = languages.length > 1;
-  if (language.disabled) language.replaceChildren(); // it was not the user's choice
-  fill(language, several && finds ? [["", "Detect"], ...known] : known);
-  if (!finds && !language.value) language.value = "en";
-  language.disabled = !several;
-  const translates = able().translates && several;
-  translate.closest("label").hidden = !translates;
-  if (!translates) translate.checked = false;
-}
-
-/** Return whether the transcript may go: it is only asked if something was edited. */
-function mayReplace() {
-  return !transcript.edited() || window.confirm("Throw away what you edited in this transcript?");
-}
-
-/** Take a recording, and transcribe it; false if the transcript must stay. */
-function take(given, words = null) {
-  if (live !== words) endLive();
-  if (!mayReplace()) return false;
-  file = given;
-  find(".name").textContent = file.name;
-  URL.revokeObjectURL(audio.src);
-  audio.src = URL.createObjectURL(file);
-  transcribe();
-  return true;
-}
-
-function request() {
-  const form = new FormData();
-  const fields = [
-    ["model", model.value],
-    ["stream", "true"],
-    ["response_format", "verbose_json"],
-    ["timestamp_granularities[]", "segment"],
-  ];
-  if (able().words) fields.push(["timestamp_granularities[]", "word"]);
-  if (language.value && !language.disabled) fields.push(["language", language.value]);
-  for (const [name, value] of fields) form.append(name, value);
-  form.append("file", file);
-  return form;
-}
-
-async function transcribe() {
-  running?.abort();
-  const mine = (running = new AbortController());
-  transcript.clear();
-  told = { language: null, duration: null };
-  show(error);
-  const task = translate.checked ? "translations" : "transcriptions";
-  say("Listening…");
+async function transcribeNext() {
+  const recording = recordings.next;
+  if (running !== null || !recording) return;
+  const { path, fields } = recording.request;
+  const abort = new AbortController();
+  running = { recording, abort };
+  recording.state = "running";
+  tell(recording);
+  const body = new FormData();
+  for (const [name, value] of [...fields, ["file", recording.file]]) body.append(name, value);
   try {
-    const options = { body: request(), signal: mine.signal };
-    for await (const event of events(await ask(`/v1/audio/${task}`, options))) hear(event);
-    ended("");
+    const response = await ask(path, { body, signal: abort.signal });
+    for await (const event of events(response)) hear(recording, event);
   } catch (failure) {
-    if (mine !== running) return; // another recording took its place
-    if (transcript.segments.length === 0 && recorder === null) keepLive();
-    const kept = transcript.segments.length ? "What was heard is kept." : "";
-    ended(stopped(failure) ? `Stopped. ${kept}` : kept);
-    if (!stopped(failure)) show(error, failure);
+    if (recording.segments.length === 0) keepLive(recording);
+    const kept = recording.segments.length ? "What was heard is kept." : "";
+    recording.remark = [stopped(failure) ? "Stopped." : "", kept].filter(Boolean).join(" ");
+    recording.error = stopped(failure) ? null : failure;
   }
+  end(recording);
 }
 
-function hear(event) {
+function end(recording) {
+  running = null;
+  recording.state = "ended";
+  if (recording.live) microphone.forget(recording.live);
+  keep(recording);
+  tell(recording);
+  transcribeNext();
+}
+
+function hear(recording, event) {
   if (event.type === "transcript.text.segment") {
     const { id, start, end, text, words } = event;
-    transcript.add({ id, start, end, text, words });
-    find("[data-announce]").textContent = text;
-    say(`Heard ${clock(end)}${audio.duration ? ` of ${clock(audio.duration)}` : ""}`);
-    find("progress").value = audio.duration ? end / audio.duration : 0;
+    recording.segments.push({ id, start, end, text, words });
+    if (recording === recordings.current) find("[data-announce]").textContent = text;
   } else if (event.type === "transcript.text.done") {
-    told = { language: event.language, duration: event.duration };
+    Object.assign(recording, { language: event.language, duration: event.duration });
   }
+  tell(recording);
 }
 
 /** Let what was heard while it was spoken stand for the recording. */
-function keepLive() {
+function keepLive({ live, segments }) {
   for (const [id, { start, end, text }] of (live?.segments ?? []).entries()) {
-    transcript.add({ id, start, end: end ?? live.samples / live.rate, text: ` ${text.trim()}` });
+    segments.push({ id, start, end: end ?? live.samples / live.rate, text: ` ${text.trim()}` });
   }
 }
 
-function ended(remark) {
-  running = null;
-  if (recorder === null) endLive();
-  const { length } = transcript.segments;
-  const counted = told.duration === null ? "" : `${clock(told.duration)}, ${length} segments.`;
-  say([counted, remark].filter(Boolean).join(" "));
+function keep(recording) {
+  recording.unkept = !recordings.keep(recording);
+  find(".unkept").hidden = !recordings.all.some(({ unkept }) => unkept);
 }
 
-function say(text) {
-  status.textContent = text;
-  const busy = running !== null;
-  find(".heard").hidden = false;
-  find("progress").hidden = !busy;
-  if (text === "Listening…") find("progress").removeAttribute("value");
-  const buttons = [find("[name=stop]"), find("[name=again]")];
-  swap(...(busy ? buttons : buttons.reverse()));
-  if (file === null) find("[name=again]").hidden = true;
-  find(".downloads").hidden = transcript.segments.length === 0;
+/** Show a recording and its transcript; null for none. */
+function view(recording) {
+  find(".heard").hidden = recording === null;
+  URL.revokeObjectURL(audio.src);
+  audio.removeAttribute("src");
+  audio.load(); // so that it forgets the last one
+  transcript.show(recording);
+  if (recording === null) return;
+  find(".player .name").textContent = recording.name;
+  for (const element of [audio, again]) element.hidden = recording.file === null;
+  find(".player .hint").hidden = recording.file !== null;
+  if (recording.file) audio.src = URL.createObjectURL(recording.file);
+  tell(recording);
 }
 
-function whole() {
-  const { segments } = transcript;
-  const text = segments.map((segment) => segment.text).join("").trim();
-  return { text, ...told, segments };
+/** Show how far a recording is. */
+function tell(recording) {
+  recordings.tell(recording);
+  const { state, segments, file } = recording;
+  if (recording !== recordings.current) return;
+  transcript.addNew();
+  find(".bar .status").textContent = statusOf(recording, audio.duration);
+  const progress = find("progress");
+  progress.hidden = state !== "running";
+  if (segments.length && audio.duration) progress.value = segments.at(-1).end / audio.duration;
+  else progress.removeAttribute("value");
+  const buttons = [find("[name=stop]"), again];
+  swap(...(state === "ended" ? buttons.reverse() : buttons));
+  if (file === null) again.hidden = true;
+  find(".heard .downloads").hidden = segments.length === 0;
+  show(find(".heard .error"), recording.error);
 }
 
-/** Show words while somebody speaks, if the server can; the recording itself is what counts. */
-function beginLive(rate) {
-  if (translate.checked || !able().live) return; // live text is not translated
-  const asked = { model: model.value, language: language.disabled ? "" : language.value, rate };
-  live = new Live(asked, showLive, (failure) => {
-    find(".unheard").hidden = recorder === null;
-    find(".unheard").textContent =
-      `Words are not shown while you speak (${failure.message}). They come when you stop.`;
-  });
-  for (const block of recorder.blocks) live.add(block);
-}
-
-function showLive() {
-  find(".live").hidden = live.segments.length === 0;
-  find(".live").textContent = live.segments.map(({ text }) => text.trim()).join(" ");
-}
-
-function endLive() {
-  live?.close();
-  live = null;
-  for (const name of [".live", ".unheard"]) find(name).hidden = true;
-}
-
-async function toggleRecording() {
-  // Not disabled while it begins or ends: that would take the keyboard's focus from it.
-  if (record.ariaDisabled === "true" || (recorder === null && !mayReplace())) return;
-  show(error);
-  record.ariaDisabled = "true";
-  try {
-    if (recorder === null) {
-      endLive();
-      const begun = new Recorder((block, level, seconds) => {
-        live?.add(block);
-        find(".level").ariaValueNow = level.toFixed(2);
-        find(".level > div").style.width = `${100 * level}%`;
-        find(".elapsed").textContent = clock(seconds);
-      });
-      await begun.start();
-      recorder = begun;
-      transcript.forgetEdits(); // the user agreed
-      beginLive(begun.rate);
-    } else {
-      const done = recorder;
-      recorder = null;
-      const recorded = await done.stop();
-      live?.finish();
-      find(".unheard").hidden = true;
-      if (!take(recorded, live)) {
-        save(recorded.name, recorded.type, recorded);
-        endLive();
-      }
-    }
-  } catch (failure) {
-    if (running === null) say(status.textContent);
-    show(error, failure);
-  } finally {
-    record.ariaDisabled = "false";
-    record.ariaPressed = String(recorder !== null);
-    record.querySelector(".said").textContent = recorder ? "Stop recording" : "Record";
-    find(".recording").hidden = recorder === null;
+function stop(recording) {
+  if (recording === running?.recording) running.abort.abort();
+  else if (recording.state === "waiting") {
+    Object.assign(recording, { state: "ended", remark: "Stopped." });
+    tell(recording);
   }
+}
+
+function remove(some) {
+  for (const recording of some) stop(recording);
+  for (const recording of some) recordings.remove(recording);
+  find("#file").focus();
+}
+
+function download(form) {
+  const { current } = recordings;
+  const { type, text } = written(current, form, options.layout());
+  save(`${stem(current.name)}.${form}`, type, text);
 }
 
 function light() {
@@ -224,41 +156,59 @@ function light() {
   frame = audio.paused ? null : requestAnimationFrame(light);
 }
 
-function acceptDrops() {
-  const drop = find(".drop");
-  // Anywhere, and on any panel, so that a near miss does not leave the page. Text is not ours.
-  const on = (name, handle) =>
-    document.addEventListener(name, (event) => {
-      if (!event.dataTransfer.types.includes("Files")) return;
-      event.preventDefault();
-      handle(event, drop.checkVisibility());
-    });
-  on("dragover", ({ dataTransfer }, shown) => {
-    if (!shown) dataTransfer.dropEffect = "none";
-    drop.classList.toggle("over", shown);
-  });
-  on("dragleave", () => drop.classList.remove("over"));
-  on("drop", ({ dataTransfer }, shown) => {
-    drop.classList.remove("over");
-    const [dropped] = dataTransfer.files;
-    if (shown && dropped) take(dropped);
-  });
+/** Transcribe the shown recording anew. */
+function transcribeAgain() {
+  const { current } = recordings;
+  transcript.commit();
+  const lost = "Throw away what you edited in this transcript?";
+  if (current.edited && !window.confirm(lost)) return;
+  recordings.queue(current, options.request());
+  transcript.show(current);
+  tell(current);
+  transcribeNext();
 }
 
-model.addEventListener("change", offerLanguages);
-record.addEventListener("click", toggleRecording);
-find("[name=stop]").addEventListener("click", () => running?.abort());
-find("[name=again]").addEventListener("click", () => {
-  if (mayReplace()) transcribe();
-});
+function removeAll() {
+  const count = recordings.all.length;
+  const lost = `Remove all ${count} recordings and their transcripts?`;
+  if (window.confirm(lost)) remove([...recordings.all]);
+}
+
+function removeCurrent() {
+  const { name, segments } = recordings.current;
+  const lost = `Remove “${name}” and its transcript?`;
+  if (segments.length === 0 || window.confirm(lost)) remove([recordings.current]);
+}
+
+again.addEventListener("click", transcribeAgain);
+find("[name=stop]").addEventListener("click", () => stop(recordings.current));
+find("[name=remove]").addEventListener("click", removeCurrent);
+find("[name=clear]").addEventListener("click", removeAll);
 find("#file").addEventListener("change", ({ target }) => {
-  if (target.files.length) take(target.files[0]);
+  if (target.files.length) take(target.files);
   target.value = ""; // so that the same file can be chosen again
 });
-find(".downloads").addEventListener("click", ({ target }) => {
-  const format = FORMATS[target.value];
-  const name = file.name.replace(/\.[^.]*$/, "");
-  if (format) save(`${name}.${target.value}`, format.type, format.write(whole()));
+const copied = () => textOf(recordings.current);
+find(".heard .downloads").prepend(copyButton("Copy transcript", copied));
+find(".heard .downloads").addEventListener("click", ({ target }) => {
+  if (Object.hasOwn(FORMATS, target.value)) download(target.value);
+});
+find(".recordings .downloads").addEventListener("click", ({ target: { value } }) => {
+  if (!Object.hasOwn(FORMATS, value)) return;
+  const files = archive(recordings.all, value, options.layout());
+  save(`transcripts-${value}.zip`, "application/zip", files);
 });
 for (const event of ["play", "seeked"]) audio.addEventListener(event, light);
-acceptDrops();
+audio.addEventListener("loadedmetadata", () => {
+  if (recordings.current) tell(recordings.current);
+});
+acceptDrops(find(".drop"), take);
+window.addEventListener("beforeunload", (event) => {
+  const lost = recordings.all.some(({ state, unkept }) => state !== "ended" || unkept);
+  if (lost || microphone.recorder) event.preventDefault();
+});
+window.addEventListener("pagehide", () => {
+  transcript.commit();
+  if (running) recordings.keep({ ...running.recording, remark: "Cut off." });
+});
+recordings.show(recordings.all.at(-1) ?? null);

@@ -8,39 +8,39 @@ import { clock, make } from "/page/dom.js";
 import { pieces, retimed } from "/page/words.js";
 
 export class Transcript {
-  /** `seek` is called with seconds when the user chooses a word. */
-  constructor(list, seek) {
-    this.list = list;
-    this.seek = seek;
+  /**
+   * `sought` is called with seconds when the user chooses a word, `changed` with the recording whose
+   * segments the user edited.
+   */
+  constructor(list, { sought, changed }) {
+    Object.assign(this, { list, seek: sought, changed });
     list.addEventListener("click", (event) => this.clicked(event));
     list.addEventListener("keydown", (event) => this.pressed(event));
     list.addEventListener("focusin", ({ target }) => {
       if (target.matches(".word")) this.reach(target);
     });
-    this.clear();
+    this.show(null);
   }
 
-  clear() {
-    this.segments = [];
-    this.changed = false;
-    this.words = null;
-    this.lit = null;
+  /** Show the segments of a recording; null for none. */
+  show(recording) {
+    this.commit();
+    Object.assign(this, { recording, segments: recording?.segments ?? [], words: null, lit: null });
     this.list.replaceChildren();
+    this.addNew();
   }
 
-  /** Return whether a text is not what was heard. */
-  edited() {
-    this.list.querySelector("textarea")?.blur(); // which keeps what is in it
-    return this.changed;
+  /** Keep what is in a field. */
+  commit() {
+    this.list.querySelector("textarea")?.blur();
   }
 
-  /** Take what was edited for what was heard. */
-  forgetEdits() {
-    this.changed = false;
+  /** Show the segments that were added. */
+  addNew() {
+    for (const segment of this.segments.slice(this.list.childElementCount)) this.add(segment);
   }
 
   add(segment) {
-    this.segments.push(segment);
     const item = make("li", {}, this.time(segment), make("p"), edit());
     item.segment = segment;
     this.list.append(item);
@@ -151,14 +151,13 @@ export class Transcript {
     const end = (keep) => {
       field.onblur = null;
       const text = segment.text.match(/^\s*/)[0] + field.value.trim().replace(/\s+/g, " ");
-      if (keep && text !== segment.text) {
-        Object.assign(segment, { words: retimed(segment, text), text });
-        this.changed = true;
-      }
+      const edited = keep && text !== segment.text;
+      if (edited) Object.assign(segment, { words: retimed(segment, text), text });
       field.replaceWith(shown);
       item.classList.remove("edited");
       if (segment.text.trim() === "") this.drop(item);
       else this.fill(item);
+      if (edited) this.changed(this.recording);
     };
     field.onblur = () => end(true);
     field.onkeydown = (event) => {

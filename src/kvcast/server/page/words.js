@@ -20,6 +20,17 @@ export function pieces({ text, words, start, end }) {
   return { found: [{ word: text.trim(), start, end, before: "" }], rest: "" };
 }
 
+/** Return a segment's words with the text before each; without times of words they share its time. */
+export function timed(segment) {
+  const { found, rest } = pieces(segment);
+  if (segment.words?.length && found.length) {
+    const last = found.at(-1);
+    return [...found.slice(0, -1), { ...last, word: last.word + rest.trimEnd() }];
+  }
+  const words = segment.text.trim().split(/\s+/);
+  return shared(words, segment.start, segment.end).map((word) => ({ ...word, before: " " }));
+}
+
 /**
  * Return the words of a segment whose text becomes another.
  *
