@@ -58,6 +58,10 @@ class FakeTranscription:
     draft: Any = None
     before_opening: Callable[[], None] = lambda: None
 
+    def remember(self, memory: Any) -> bool:
+        del memory
+        return False
+
     def __iter__(self) -> Iterator[Segment]:
         return self.segments
 
@@ -162,6 +166,7 @@ class FakeTextModel:
     """
 
     task: str = "generate"
+    has_chat_template: bool = False
     defaults: GenerationDefaults = NO_DEFAULTS
     failures: dict[str, BaseException] = field(default_factory=dict)
     refuses: KvcastError | None = None

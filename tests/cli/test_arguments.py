@@ -3,6 +3,8 @@ import contextlib
 import math
 import re
 import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +12,16 @@ import pytest
 from kvcast.cli import (
     COMMANDS,
     arguments,
+    completion,
     export,
     generate,
     main,
-    option_aliases,
+    parsers,
     serve,
     transcribe,
 )
 from kvcast.cli.arguments import Parser, normalise, number, several, whole_number
-from kvcast.cli.option_aliases import translated
+from kvcast.cli.option_aliases import aliases, translated, words_of
 from kvcast.cluster.params import ClusterParams
 from kvcast.errors import UsageError
 from kvcast.loading.params import OF_TEXTS, LoadParams
@@ -127,10 +130,109 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(words: list[str], error_lin
     assert error_line()
 
 
-def test_without_a_model_the_choices_are_listed(monkeypatch, recording, capsys):
-    monkeypatch.delenv("KVCAST_MODEL", raising=False)
-    assert main(["transcribe", recording("a.wav")]) == 2
-    assert "demo or demo-base; or set KVCAST_MODEL" in capsys.readouterr().err
+def test_what_is_misspelt_names_what_it_resembles(error_line):
+    assert main(["trancribe"]) == 2
+    assert "there is no command 'trancribe': did you mean transcribe?" in error_line()
+    assert main(["dance"]) == 2
+    assert "'dance': transcribe, detect, align," in error_line()
+    assert main(["transcribe", "a.wav", "--langage", "de"]) == 2
+    assert "--langage de (did you mean --language?); see kvcast transcribe --help" in error_line()
+    assert main(["generate", "a", "--temprature=1"]) == 2
+    assert "did you mean --temperature?" in error_line()
+
+
+@pytest.mark.parametrize("command", ["transcribe", "generate", "chat", "serve"])
+def test_help_shows_a_dozen_options_with_examples_and_help_all_the_rest(
+    command, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "70")
+    for word in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            main([command, word])
+        assert end.value.code in (None, 0)
+    brief, same, whole = capsys.readouterr().out.split(f"usage: kvcast {command} ")[1:]
+    assert brief == same
+    assert 8 <= brief.count("\n  -") <= 12 < whole.count("\n  -")
+    assert brief.count(f"\n  kvcast {command}") == 2
+    assert f"kvcast {command} --help-all shows all" in brief
+    assert "exit codes" in whole
+    filled = brief.partition("common options")[0] + brief.rpartition("\n\n")[2]
+    assert max(len(line) for line in filled.splitlines() if line[:1] != " ") <= 70
+
+
+def of_all_levels(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from of_all_levels(command)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_line_of_any_help_is_wider_than_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser, _ = parsers(COMMANDS)
+    for each in of_all_levels(parser):
+        each.print_help()
+        shown = each.format_help() + capsys.readouterr().out
+        assert [line for line in shown.splitlines() if len(line) > columns] == [], each.prog
+
+
+def test_a_long_line_of_help_is_broken_after_commas_and_commands_stay_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["transcribe", "--help"])
+    text = capsys.readouterr().out
+    choices = "\n  --format, -f, --output-format {text,srt,vtt,ass,lrc,tsv,\n      json,all}\n"
+    assert choices in text
+    commands = text.partition("common options")[0].replace("\\\n", "").splitlines()
+    words = [shlex.split(line) for line in commands if line.startswith("  kvcast")]
+    assert [line.split() for line in transcribe.EXAMPLES.splitlines()] == words
+
+
+def test_every_option_of_the_brief_help_exists():
+    _, commands = parsers([*COMMANDS.keys() - {"bench"}])
+    for parser in commands.values():
+        assert {*parser.brief} <= {action.dest for action in parser.arguments}
+
+
+def test_other_programs_commands_are_ours(monkeypatch):
+    monkeypatch.setattr("kvcast.cli.list_models.run", lambda _: 7)
+    assert main(["ls"]) == 7
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_completion_names_commands_and_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    options = ("max-new-tokens", "output-dir", "help-all")
+    assert all(word in script for word in (*COMMANDS, *options))
+
+
+def test_completion_needs_no_package_of_benchmarks(monkeypatch, capsys):
+    monkeypatch.setattr("kvcast.cli.bench.find_spec", lambda _: None)
+    assert main(["completion", "bash"]) == 0
+    assert "quantize" in capsys.readouterr().out
+
+
+def test_help_all_is_help_where_that_shows_all(capsys):
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["export", word])
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first == second
+
+
+def test_the_completion_of_bash_runs(tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "kvcast").write_text(capsys.readouterr().out)
+    program = (
+        f'. {tmp_path}/kvcast; tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); '
+        "_shtab_kvcast; echo ${COMPREPLY[@]}; }; "
+        "tried kvcast tran; tried kvcast generate --max; tried kvcast generate --runtime na"
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["transcribe", "--max-new-tokens", "native"]
 
 
 @pytest.mark.parametrize(
@@ -213,11 +315,13 @@ def test_options_without_an_equal_are_one_line_that_helps(command, words, says, 
 def test_an_option_of_another_program_is_none_of_ours_and_becomes_one():
     for name, module in (("transcribe", transcribe), ("generate", generate), ("serve", serve)):
         flags = {flag for action in actions(module) for flag in action.option_strings}
-        assert not flags & set(option_aliases._TABLES[name])
-        for theirs, translation in option_aliases._TABLES[name].items():
-            with contextlib.suppress(UsageError):
-                words = translation.words(theirs, "1")
-                assert {word for word in words if word.startswith("-")} <= flags
+        table = aliases(name)
+        assert not flags & set(table)
+        for theirs, foreign in table.items():
+            for value in ("1", *foreign.values):
+                with contextlib.suppress(UsageError):
+                    words = words_of(theirs, value, foreign)
+                    assert {word for word in words if word.startswith("-")} <= flags
 
 
 def actions(command):
@@ -237,7 +341,7 @@ def actions(command):
         (
             generate,
             (LoadParams, PromptParams, ClusterParams),
-            "prompt prompt_file prompts model json output quiet",
+            "prompt prompt_file prompts model raw json output quiet",
         ),
     ],
 )

@@ -3,12 +3,14 @@
 import argparse
 import ast
 import inspect
+import pickle
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
@@ -42,8 +44,8 @@ def without_lists(defaults: dict[str, object]) -> dict[str, object]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in defaults.items()}
 
 
-OF_FILES = {"suppress_tokens", "suppress_sequences", "renormalize_logits"}
-"""What a model's files recommend, and nobody types."""
+OF_PYTHON = {"suppress_tokens", "suppress_sequences", "renormalize_logits", "progress"}
+"""What a model's files recommend, and nobody types; the command line has its own progress."""
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,17 @@ OF_FILES = {"suppress_tokens", "suppress_sequences", "renormalize_logits"}
     [
         (transcribe, ["a"], LoadParams, kvcast.load, set(OF_TEXTS)),
         (generate, ["a"], LoadParams, kvcast.load, set()),
-        # Files have their own rates.
-        (transcribe, ["a"], TranscribeParams, kvcast.WhisperModel.transcribe, {"sampling_rate"}),
-        (generate, ["a"], PromptParams, kvcast.TextModel.generate, OF_FILES),
-        (generate, ["a"], PromptParams, kvcast.T5Model.generate_each, OF_FILES),
-        (generate, ["a"], PromptParams, kvcast.UnilmModel.stream, OF_FILES),
+        # Files have their own rates, and the command line its own progress.
+        (
+            transcribe,
+            ["a"],
+            TranscribeParams,
+            kvcast.WhisperModel.transcribe,
+            {"sampling_rate", "progress"},
+        ),
+        (generate, ["a"], PromptParams, kvcast.TextModel.generate, OF_PYTHON),
+        (generate, ["a"], PromptParams, kvcast.T5Model.generate_each, OF_PYTHON),
+        (generate, ["a"], PromptParams, kvcast.UnilmModel.stream, OF_PYTHON),
         (export, ["demo", "--output", "folder"], ExportParams, kvcast.export_bundle, set()),
     ],
 )
@@ -81,9 +89,10 @@ SOURCES = sorted(Path(kvcast.cli.__file__).parent.glob("*.py"))
 ALLOWED = set(
     shlex.split(
         """kvcast kvcast.audio kvcast.cli kvcast.cluster kvcast.decoding kvcast.engine kvcast.errors
-        kvcast.families kvcast.inspect kvcast.loading kvcast.options kvcast.quantizing kvcast.saving
-        kvcast.server kvcast.spec kvcast.speech kvcast.text kvcast.transcripts kvcast.verification
-        kvcast.whisper"""
+        kvcast.families kvcast.foreign_options kvcast.inspect kvcast.loading kvcast.machine
+        kvcast.options
+        kvcast.quantizing kvcast.saving kvcast.server kvcast.spec kvcast.speech kvcast.text
+        kvcast.transcripts kvcast.verification kvcast.whisper"""
     )
 )
 HEAVY = {"numpy", "torch", "onnxruntime", "onnx", "rich", "soundfile", "soxr", "tokenizers"}
@@ -142,11 +151,48 @@ def test_help_and_drawing_import_nothing_heavy():
     run_apart(program)
 
 
-def test_dir_names_the_public_api_and_imports_nothing():
+def test_dir_and_tab_completion_name_the_public_api_and_import_nothing():
     program = (
-        "import sys, kvcast\n"
+        "import rlcompleter, sys, kvcast\n"
         "assert {*kvcast.__all__} <= {*dir(kvcast)}\n"
+        "def completed(prefix):\n"
+        "    completer, found = rlcompleter.Completer({'kvcast': kvcast}), []\n"
+        "    while (match := completer.complete(f'kvcast.{prefix}', len(found))) is not None:\n"
+        "        found.append(match.rstrip('()'))\n"
+        "    return found\n"
+        "assert completed('lo') == ['kvcast.load']\n"
+        "public = {f'kvcast.{name}' for name in kvcast.__all__ if name[0] != '_'}\n"
+        "assert public <= {*completed('')}\n"
+        "for name in [*kvcast.__all__, '__']:\n"
+        "    for end in range(1, len(name) + 1): assert completed(name[:end])\n"
         "assert 'numpy' not in sys.modules\n"
+    )
+    run_apart(program)
+
+
+def test_a_public_name_can_be_replaced_pickled_and_inspected(monkeypatch):
+    own = kvcast.load
+    monkeypatch.setattr(kvcast, "load", "replaced")
+    assert kvcast.load == vars(kvcast)["load"] == "replaced"
+    monkeypatch.undo()
+    del kvcast.load
+    with mock.patch("kvcast.load", new="patched"):
+        assert kvcast.load == "patched"
+    assert "load" not in vars(kvcast)
+    with pytest.raises(AttributeError):
+        del kvcast.load
+    assert kvcast.load is own is dict(inspect.getmembers(kvcast))["load"]
+    assert pickle.loads(pickle.dumps(kvcast.load)) is own
+    assert pickle.loads(pickle.dumps(kvcast.Segment)) is kvcast.Segment
+    assert inspect.ismodule(kvcast)
+    assert inspect.getdoc(kvcast).startswith("Transformer decoders")
+
+
+def test_chat_imports_nothing_of_recordings_and_shows_its_prompt_before_markdown_is_there():
+    program = (
+        "import sys, kvcast.cli.chat, kvcast.cli.line_editor\n"
+        "needless = {'kvcast.transcripts', 'kvcast.audio', 'rich.markdown', 'numpy'}\n"
+        "assert not needless & {*sys.modules}, needless & {*sys.modules}\n"
     )
     run_apart(program)
 

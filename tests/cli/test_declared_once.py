@@ -14,9 +14,9 @@ from kvcast.cli import export, generate, main, transcribe
 from kvcast.cli.arguments import Parser
 from kvcast.decoding.params import SAMPLING
 from kvcast.errors import UsageError
+from kvcast.keywords import keywords_of
 from kvcast.loading import doctor
 from kvcast.loading.params import ExportParams, LoadParams
-from kvcast.options import keywords_of
 from kvcast.runtimes.onnx.target import OnnxTarget
 from kvcast.runtimes.target import TARGETS
 from kvcast.spec.runtimes import RUNTIMES, PrecisionRequest, RuntimeInfo

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 import kvcast
+from kit import models
 from kvcast.cli import main
 from kvcast.errors import UsageError
 from kvcast.spec.runtimes import OnPhase
@@ -62,3 +63,9 @@ def test_a_refused_destination_is_one_line(monkeypatch, tmp_path, error_line):
     monkeypatch.setattr(kvcast, "export_bundle", refuse)
     assert main(["export", "demo", "--output", str(tmp_path)]) == 2
     assert error_line() == "kvcast: that folder holds something else\n"
+
+
+def test_a_bundle_is_not_exported_again(tmp_path, error_line):
+    given = str(models.exported("demo-t5"))
+    assert main(["export", given, "-o", str(tmp_path / "b"), "--runtime", "native"]) == 2
+    assert "is a bundle: give the checkpoint that it was exported from" in error_line()

@@ -1,5 +1,6 @@
 """`kvcast generate` with a scripted model: its output, its order, and exit codes."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from cli.fakes import LONGEST, PIECES, TEXT, FakeTextModel, schema
+from cli.fakes import LONGEST, PIECES, TEXT, FakeGeneration, FakePieces, FakeTextModel, schema
 from kvcast.cli import console, main
 from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.errors import KvcastError, UsageError
@@ -35,7 +36,7 @@ def lines(tmp_path: Path):
 
 
 def generate(*words: str) -> int:
-    return main(["generate", *words])
+    return main(["generate", "--model", "demo-chat", *words])
 
 
 def documents(out: str) -> list[dict]:
@@ -70,6 +71,45 @@ def test_a_prompt_may_come_from_a_file_or_begin_with_a_hyphen(scripted, lines):
     assert generate("--prompt-file", lines("one", "two")) == 0
     assert generate("--quiet", "--", "--my_list") == 0
     assert [prompt for prompt, _ in scripted.calls] == ["one\ntwo", "--my_list"]
+
+
+def test_a_model_with_a_chat_template_is_asked_through_it_unless_told_otherwise(scripted, capsys):
+    scripted.has_chat_template = True
+    told = "kvcast: asked through the model's chat template; --raw continues the text instead\n"
+    chosen = {
+        (): (True, told),
+        ("--json",): (True, told),
+        ("--quiet",): (True, ""),
+        ("--chat",): (True, ""),
+        ("--system", "odd"): (True, ""),
+        ("--raw",): (False, ""),
+        ("--special-tokens",): (False, ""),
+    }
+    for words, expected in chosen.items():
+        assert generate("hello", *words) == 0
+        said = capsys.readouterr().err.replace(TIMES, "")
+        _, keywords = scripted.calls.pop()
+        assert (keywords["chat"], said) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"), [(["--raw"], ": a chat model is asked without --raw"), ([], "")]
+)
+def test_a_text_without_a_token_says_why(words, advice, scripted, capsys):
+    scripted.stream = lambda *_, **__: FakePieces(iter(()), FakeGeneration(text="", tokens=()))
+    assert generate("What is 2 + 3?", *words) == 0
+    out, err = capsys.readouterr()
+    assert out == "\n"
+    assert err.splitlines()[0] == f"kvcast: the model ended the text at once{advice}"
+    assert generate("What is 2 + 3?", *words, "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_on_standard_input_is_the_prompt(scripted, monkeypatch):
+    for words in ([], ["-"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+        assert generate(*words) == 0
+    assert [prompt for prompt, _ in scripted.calls] == ["hello", "hello"]
 
 
 def test_a_system_text_makes_it_a_conversation(scripted):

@@ -159,13 +159,16 @@ def test_standard_input_is_a_hyphen(monkeypatch):
     [
         ([""], 2, "the prompt is empty"),
         (["a\udcff"], 2, "the prompt is not valid UTF-8"),
-        ([], 2, "PROMPT --prompt-file --prompts is required"),
+        ([], 2, "a prompt is missing: give one or pipe one in; kvcast chat asks for them"),
+        (["a", "--raw", "--chat"], 2, "--raw leaves the chat template out: drop --chat and"),
+        (["a", "--raw", "--system", "b"], 2, "--raw leaves the chat template out: drop --chat"),
         (["--prompt-file", "gone"], 66, "gone: there is no such file"),
         (["--prompts", "gone"], 66, "gone: there is no such file"),
         (["--prompts", "."], 74, "cannot read .: Is a directory"),
     ],
 )
-def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, error_line):
+def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, error_line, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
     assert main(["generate", *words]) == code
     assert message in error_line()
     assert model.calls == []
@@ -175,6 +178,7 @@ def test_no_model_is_loaded_for_a_bad_prompt(words, code, message, model, error_
     ("words", "content", "code"),
     [
         (["-"], b"", 2),
+        ([], b"", 2),
         (["-"], b"\xff", 74),
         (["--prompts", "-"], b"", 2),
         (["--prompts", "-"], b'"a"\n{"prompt"}\n', 74),

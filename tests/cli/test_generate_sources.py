@@ -17,7 +17,7 @@ def _model(open_as: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("words", [[], ["--beam", "3"], ["--json", "--beam", "3"]])
 def test_a_source_is_answered(words: list[str], capsys: pytest.CaptureFixture[str]):
-    assert main(["generate", "hello there", "-q", *words]) == 0
+    assert main(["generate", "-m", "m", "hello there", "-q", *words]) == 0
     out = capsys.readouterr().out
     document = json.loads(out) if "--json" in words else {"text": out.removesuffix("\n")}
     assert document["text"] == "yes."
@@ -27,7 +27,7 @@ def test_a_source_is_answered(words: list[str], capsys: pytest.CaptureFixture[st
 
 def test_sources_from_a_file_are_answered_in_order(tmp_path, capsys):
     (tmp_path / "sources.txt").write_text("hello there\nyou\n")
-    assert main(["generate", "--prompts", str(tmp_path / "sources.txt"), "-q"]) == 0
+    assert main(["generate", "-m", "m", "--prompts", str(tmp_path / "sources.txt"), "-q"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["yes.", "no."]
 
@@ -48,5 +48,5 @@ def test_sources_from_a_file_are_answered_in_order(tmp_path, capsys):
 )
 def test_an_invalid_request_is_one_line_and_exit_code_2(words, says, error_line):
     for more in ([], ["--json"]):
-        assert main(["generate", *words, *more]) == 2
+        assert main(["generate", "-m", "m", *words, *more]) == 2
         assert says in error_line()

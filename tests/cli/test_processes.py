@@ -15,7 +15,7 @@ from cli.processes import LIVE, PROGRAM, TRANSCRIBE, on_terminal, read_all, star
 
 WIDE = {"TERM": "xterm", "COLUMNS": "300"}  # a line has room for the longest temporary path
 RECORDINGS = (*TRANSCRIBE, "a.wav", "b.wav")
-GENERATE = ("generate", "a")
+GENERATE = ("generate", "-m", "m", "a")
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_signal_keeps_finished_files_and_leaves_no_fragment(number, code, said
 
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_text_streams_keeps_what_came():
-    process = start("generate", "slow")
+    process = start("generate", "-m", "m", "slow")
     first = process.stdout.read(len(PIECES[0]))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
@@ -85,7 +85,7 @@ def test_ctrl_c_while_text_streams_keeps_what_came():
 
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_between_prompts_keeps_the_objects_that_were_printed():
-    process = start("generate", "--prompts", "-", stdin=subprocess.PIPE)
+    process = start("generate", "-m", "m", "--prompts", "-", stdin=subprocess.PIPE)
     process.stdin.write(b"a\nslow\n")
     process.stdin.close()
     process.stdin = None
@@ -121,13 +121,13 @@ def test_text_is_utf_8_in_any_locale():
     out, err = start(*TRANSCRIBE, "a.wav", environment=environment).communicate()
     assert "Grüße aus 東京" in out.decode("utf-8")
     assert err == b""
-    words = ("generate", "-", "--quiet")
+    words = ("generate", "-m", "m", "-", "--quiet")
     process = start(*words, stdin=subprocess.PIPE, environment=environment)
     assert process.communicate("Grüße\n".encode()) == (f"{TEXT}\n".encode(), b"")
 
 
 def test_prompts_are_piped_in_and_objects_piped_out():
-    process = start("generate", "--prompts", "-", "--quiet", stdin=subprocess.PIPE)
+    process = start("generate", "-m", "m", "--prompts", "-", "--quiet", stdin=subprocess.PIPE)
     out, err = process.communicate('{"prompt": "東京", "id": 1}\n"b"\n'.encode())
     assert (process.returncode, err) == (0, b"")
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["東京#0", "b#0"]

@@ -23,7 +23,7 @@ def opened(open_as) -> None:
 
 
 def printed(capsys, *words: str) -> str:
-    assert main(["generate", "hello", *words]) == 0
+    assert main(["generate", "-m", "m", "hello", *words]) == 0
     return capsys.readouterr().out
 
 
@@ -41,7 +41,8 @@ def test_a_schema_is_a_text_or_a_file(more: list[str], tmp_path: Path, capsys):
 def test_prompts_share_a_schema(tmp_path: Path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo\nthree\n")
-    assert main(["generate", "--prompts", str(prompts), "--json-schema", json.dumps(SCHEMA)]) == 0
+    words = ["--prompts", str(prompts), "--json-schema", json.dumps(SCHEMA)]
+    assert main(["generate", "-m", "m", *words]) == 0
     documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(documents) == 3
     for document in documents:
@@ -70,18 +71,18 @@ def test_the_other_kinds(tmp_path: Path, capsys):
 )
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_mistakes_are_one_line(words: list[str], code: int, told: str, more: list[str], error_line):
-    assert main(["generate", "hello", *words, *more]) == code
+    assert main(["generate", "-m", "m", "hello", *words, *more]) == code
     assert told in error_line()
 
 
 def test_a_grammar_at_fault_is_no_prompts_fault(tmp_path: Path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo\n")
-    assert main(["generate", "--prompts", str(prompts), "--regex", "(a"]) == 2
+    assert main(["generate", "-m", "m", "--prompts", str(prompts), "--regex", "(a"]) == 2
     assert capsys.readouterr().err == "kvcast: regex cannot be used: unclosed group\n"
 
 
 def test_word_pieces_are_refused(open_as, capsys):
     open_as(word_piece_model())
-    assert main(["generate", "今天", "--regex", "a"]) == 2
+    assert main(["generate", "-m", "m", "今天", "--regex", "a"]) == 2
     assert "word pieces" in capsys.readouterr().err

@@ -262,7 +262,7 @@ def test_odd_names_of_inputs_give_one_line(name: str, model, recording, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["transcribe", "a.wav", "b.wav", "--model=m"], ["generate", "a"]]
+    "words", [["transcribe", "a.wav", "b.wav", "--model=m"], ["generate", "a", "--model=m"]]
 )
 def test_a_failure_to_load_is_reported_once(words, monkeypatch, recording, tmp_path, error_line):
     def fail(*_, **__):

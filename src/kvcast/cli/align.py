@@ -6,7 +6,8 @@ from pathlib import Path
 from kvcast.cli import console, inputs
 from kvcast.cli.arguments import add_options, headings, keywords
 from kvcast.cli.console import progress
-from kvcast.cli.inputs import FORMATS, STANDARD_INPUT, Outputs, shown
+from kvcast.cli.inputs import FORMATS, Outputs
+from kvcast.cli.opening import STANDARD_INPUT, shown
 from kvcast.cli.prompts import read_text
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
@@ -16,7 +17,8 @@ from kvcast.transcripts.writers import TranscriptDocument
 
 EPILOG = """\
 Each line of the text becomes a segment, with the times of its words. The recording is transcribed
-to find where each part of the text belongs, so the two should share most words.
+to find where each part of the text belongs; either may have parts that the other lacks. Lines that
+are not found are named in a notice.
 
 exit codes are those of kvcast transcribe
 """

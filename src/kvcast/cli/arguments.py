@@ -7,7 +7,9 @@ spelled with hyphens or underscores. A mistake is a UsageError of one line.
 import argparse
 import math
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -29,23 +31,141 @@ SWITCHES = {
 Each with its word for False; None leaves the option out.
 """
 
+_INDENT = 4  # of a command in the list of commands
 _SECONDS = "SECONDS"  # the metavar of times, which may also be given as 1:30
 
 
+_CONTINUATION_INDENT = "    "
+_PIECES = re.compile(r'(?:"[^"]*"|[^\s,])+(?:,\s*|\s*)|\s+')
+
+
+def _broken(line: str, width: int) -> str:
+    """Break a line after spaces and commas; a command goes on after a backslash."""
+    end = " \\" if line.strip().startswith("kvcast ") else ""
+    indent = f"{line[: len(line) - len(line.lstrip())]}{_CONTINUATION_INDENT}"
+    lines, room = [""], width
+    for piece in _PIECES.findall(line):
+        if lines[-1].strip() and len((lines[-1] + piece).rstrip()) > room:
+            lines.append(indent)
+        lines[-1] += piece
+        room = width - len(end)
+    return f"{end}\n".join(each.rstrip() for each in lines)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps to the width of the terminal, or COLUMNS.
+
+    Fills paragraphs, except those with indented lines, of which it breaks the longer ones.
+    """
+
+    @override
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            "\n".join(_broken(line, width) for line in paragraph.split("\n"))
+            if "\n " in f"\n{paragraph}"
+            else textwrap.fill(paragraph, width)
+            for paragraph in text.rstrip().split("\n\n")
+        )
+
+    @override
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return the names with the values once, as Python 3.13 does, on several lines if long."""
+        text = ", ".join(action.option_strings)
+        if not text:
+            metavar = self._get_default_metavar_for_positional(action)
+            (text,) = self._metavar_formatter(action, metavar)(1)
+        elif action.nargs != 0:
+            metavar = self._get_default_metavar_for_optional(action)
+            text = f"{text} {self._format_args(action, metavar)}"
+        indent = " " * self._current_indent
+        return _broken(f"{indent}{text}", self._width).removeprefix(indent)
+
+    @override
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        for command in getattr(action, "_choices_actions", ()):  # argparse forgets their indent
+            self._action_max_length = max(self._action_max_length, len(command.dest) + _INDENT)
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, with no guessing from abbreviations, and errors raised instead of printed."""
+    """argparse, with no guessing from abbreviations, and errors raised instead of printed.
+
+    `--help` shows the arguments that `brief` names, if it names any, and `examples`; `--help-all`
+    shows all.
+    """
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**settings, allow_abbrev=False)
+        super().__init__(**settings, allow_abbrev=False, formatter_class=_Formatter)
         self.color = False  # of newer versions of Python; `emit` would show the escapes
+        self.brief: Collection[str] = ()
+        self.examples = ""
+
+    @property
+    def arguments(self) -> list[argparse.Action]:
+        return list(self._actions)
+
+    @override
+    def format_usage(self) -> str:
+        return f"usage: {self._calls()}\n"
+
+    @override
+    def format_help(self) -> str:
+        """Return the whole help."""
+        self.usage = self._calls()
+        return super().format_help()
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002 - always the same stream
         """Print on standard output, where a reader may leave early."""
-        emit(self.format_help())
+        emit(self._brief_help() if self.brief else self.format_help())
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def meant(self, option: str) -> str:
+        """Return the option that an unknown one resembles; empty if there is none."""
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        return next(iter(get_close_matches(option.partition("=")[0], known, n=1, cutoff=0.75)), "")
+
+    def show_all(self) -> None:
+        """Declare `--help-all`, which is `--help` where that shows all."""
+        told = "show all options" if self.brief else argparse.SUPPRESS
+        self.add_argument("--help-all", action=_HelpAll, help=told)
+
+    def _calls(self) -> str:
+        words = [self.prog]
+        for action in self._actions:
+            if not action.option_strings and action.metavar is not None:
+                name = f"{action.metavar}{'…' if action.nargs in ('+', '*') else ''}"
+                words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+        return " ".join([*words, "[options]"]).replace("%", "%%")
+
+    def _brief_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_text(f"usage: {self._calls()}")
+        formatter.add_text(self.description)
+        formatter.add_text(self.examples)
+        formatter.start_section("common options")
+        formatter.add_arguments([action for action in self._actions if action.dest in self.brief])
+        formatter.end_section()
+        count = len({id(action) for action in self._option_string_actions.values()})
+        formatter.add_text(f"{self.prog} --help-all shows all {count} options, and exit codes.")
+        return formatter.format_help()
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, nargs=0, default=argparse.SUPPRESS)
+
+    @override
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        emit(parser.format_help())
+        parser.exit()
 
 
 class Heading(Protocol):

@@ -10,8 +10,12 @@ PACKAGE = "kvcast_bench"
 MISSING = "bench is a package of its own: in a clone of kvcast, pip install --editable benchmarks"
 
 
+def is_installed() -> bool:
+    return find_spec(PACKAGE) is not None
+
+
 def add_arguments(parser: Parser) -> None:
     """Declare the benchmark package's commands; raises KvcastError if it is not installed."""
-    if find_spec(PACKAGE) is None:
+    if not is_installed():
         raise KvcastError(MISSING)
     import_module(f"{PACKAGE}.cli").add_arguments(parser)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from typing_extensions import override
 
@@ -61,13 +61,81 @@ def emit(text: str) -> None:
     if sys.stdout is None:
         raise OutputStreamError("standard output is closed; give --output-dir or open it")
     try:
-        sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+        sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except OSError as error:
         _drop_output()
         if isinstance(error, BrokenPipeError):
             raise ClosedPipeError from None
         raise OutputStreamError(f"cannot write standard output: {error.strerror}") from None
+
+
+def escaped(text: str) -> str:
+    """Return a text with control characters as escapes, for terminals."""
+    return text.translate(_CONTROLS)
+
+
+def is_interactive() -> bool:
+    """Return whether a user types on standard input and reads standard output."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def is_piped() -> bool:
+    """Return whether standard input is a pipe or a file, rather than a terminal or closed."""
+    return sys.stdin is not None and not sys.stdin.isatty()
+
+
+def draws() -> bool:
+    """Return whether standard output is a terminal that can draw over what it shows."""
+    return _can_redraw(sys.stdout)
+
+
+def _can_redraw(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty() and os.getenv("TERM") != "dumb"
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Show nothing that is typed in the block, which would disturb what is drawn."""
+    try:
+        import termios
+    except ImportError:  # not a Unix
+        yield
+        return
+    try:
+        handle = sys.stdin.fileno()
+        before = termios.tcgetattr(handle)
+    except (AttributeError, OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(handle, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def asks() -> bool:
+    """Return whether there is a terminal to ask a question on."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def confirmed(question: str, *, default: bool) -> bool:
+    """Ask on a terminal, on standard error; without one the answer is no."""
+    if not asks():
+        return False
+    assert sys.stdin is not None
+    assert sys.stderr is not None
+    sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    return answer.strip().lower() in ({"y", "yes", ""} if default and answer else {"y", "yes"})
 
 
 def _drop_output() -> None:
@@ -274,7 +342,7 @@ class DrawnProgress(Progress):
     @contextmanager
     def hidden(self) -> Iterator[None]:
         # The bar is in the way only if standard output is a terminal too.
-        with self.aside() if sys.stdout is not None and sys.stdout.isatty() else nullcontext():
+        with self.aside() if is_terminal() else nullcontext():
             yield
 
     @override
@@ -293,7 +361,8 @@ class DrawnProgress(Progress):
 
         bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            # rich's own colour for work under way is red, as errors are.
+            BarColumn(complete_style="green", finished_style="green", pulse_style="green"),
             TextColumn(amount),
             TimeRemainingColumn(),
             TextColumn(unit_of_time),
@@ -313,5 +382,4 @@ class DrawnProgress(Progress):
 
 def progress(*, quiet: bool) -> Progress:
     """Return the progress display for this output: nothing if quiet or if there is no terminal."""
-    can_redraw = sys.stderr is not None and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
-    return DrawnProgress() if can_redraw and not quiet else Progress()
+    return DrawnProgress() if _can_redraw(sys.stderr) and not quiet else Progress()

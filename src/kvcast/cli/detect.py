@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvcast.cli import console, inputs
 from kvcast.cli.arguments import add_options, headings, keywords
 from kvcast.cli.console import progress
-from kvcast.cli.inputs import shown
+from kvcast.cli.opening import shown
 from kvcast.errors import UsageError
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.speech.params import RECOGNITION, LanguageParams

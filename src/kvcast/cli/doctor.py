@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(findings: "Findings") -> Iterable[str]:
-    for runtime in findings.runtimes:
+    usable = [runtime.name for runtime in findings.runtimes if runtime.usable]
+    if usable:
+        yield f"kvcast works here, on {', '.join(usable)}; what is optional can be added\n\n"
+    for runtime in sorted(findings.runtimes, key=lambda each: not each.usable):
         yield from _row(runtime.name, *_about(runtime))
     machine = findings.processor
     yield "\n"
@@ -74,10 +77,12 @@ def _lines(findings: "Findings") -> Iterable[str]:
     yield from _row("  bf16", machine.bf16)
     yield from _row("  int8", machine.int8)
     yield from _row("library", *_about_library(findings.library))
-    yield from _row("CUDA", ", ".join(findings.cuda.devices) or f"none: {findings.cuda.problem}")
+    if not findings.cuda.problem.endswith("is not installed"):
+        devices = ", ".join(findings.cuda.devices)
+        yield from _row("CUDA", devices or f"none: {findings.cuda.problem}")
     yield "\n"
     for part in findings.parts:
-        state = f"no: {part.problem}" if part.problem else f"yes: {_listed(part.versions)}"
+        state = _lacking(part.problem) if part.problem else f"yes: {_listed(part.versions)}"
         yield from _row(part.name, state, f"for {part.use}")
     cache = findings.cache
     yield from _row("cache", f"{cache.folder}, {console.readable_size(cache.bytes)}", cache.problem)
@@ -93,9 +98,14 @@ def _lines(findings: "Findings") -> Iterable[str]:
 
 def _about(runtime: "RuntimeFinding") -> tuple[str, ...]:
     if not runtime.usable:
-        return (f"no: {runtime.problem}",)
+        return (_lacking(runtime.problem),)
     export = f"cannot be exported to: {runtime.no_export}" if runtime.no_export else ""
     return f"yes: {_listed(runtime.versions)}", runtime.problem, export
+
+
+def _lacking(problem: str) -> str:
+    _, is_not_installed, advice = problem.partition(" is not installed: ")
+    return f"optional: {advice}" if is_not_installed else f"no: {problem}"
 
 
 def _about_library(library: "NativeLibrary") -> tuple[str, ...]:

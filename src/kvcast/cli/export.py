@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the bundle's folder, made by this command",
     )
     add_options(headings(parser, LOADING), ExportParams)
-    parser.add_argument("--quiet", "-q", action="store_true", help="no progress")
+    parser.add_argument(
+        "--quiet", "-q", action="store_true", help="no progress and no list of files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
         bundle = kvcast.export_bundle(
             args.model, args.output, on_phase=on_phase, **keywords(args, ExportParams)
         )
-    if args.quantize == CALIBRATED and not args.quiet:
+    if args.quiet:
+        return 0
+    if args.quantize == CALIBRATED:
         from kvcast.loading.exporting import calibration_summary
 
         console.say(calibration_summary(bundle))

@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvcast.cli import console, inputs
 from kvcast.cli.arguments import GIVEN, keywords
 from kvcast.cli.console import Progress, Terminated, progress
-from kvcast.cli.inputs import Outputs, for_actor
+from kvcast.cli.inputs import Outputs
+from kvcast.cli.opening import for_actor
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.errors import InputMissingError, UsageError
 from kvcast.loading.params import LoadParams
@@ -61,6 +62,8 @@ def folder_of(args: argparse.Namespace) -> Path | None:
         return Path(folders[0])
     if changed and not any(source == "-" or os.path.lexists(source) for source in args.audio):
         raise InputMissingError(f"{args.audio[0]}: there is no such folder")
+    if args.output_dir is not None and "resume" in changed:
+        changed.remove("resume")  # a file's run goes on in any case
     if changed:
         raise UsageError(f"--{changed[0]} is for a folder, and {args.audio[0]} is a file")
     return None
@@ -95,7 +98,7 @@ def run(folder: Path, args: argparse.Namespace) -> int:
     watcher = progress(quiet=args.quiet)
     with console.own_error_stream(), ExitStack() as held:
         with watcher.waiting(f"looking at {folder}"):
-            options = _fingerprint(args, outputs)
+            options = fingerprint(args, outputs)
             work = held.enter_context(
                 opened_run(
                     folder, args.output_dir, params, options=options, extensions=outputs.extensions
@@ -243,9 +246,8 @@ def opened_on_cluster(args: argparse.Namespace) -> "Opened":
     return model, runtime, keywords(args, TranscribeParams)
 
 
-def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
-    from kvcast.loading.opening import model_digest
-
+def fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
+    """Return the digest of the model and of all options that saved transcripts depend on."""
     declared = (*FolderParams.declared(), *ClusterParams.declared())
     elsewhere = {option.name for option in declared}
     given = {
@@ -253,7 +255,17 @@ def _fingerprint(args: argparse.Namespace, outputs: Outputs) -> str:
         for name, value in vars(args).items()
         if name not in _WITHOUT_EFFECT and name not in elsewhere
     }
-    given["format"] = outputs.saved
+    return _digest(args, given | {"format": outputs.saved})
+
+
+def decoding_fingerprint(args: argparse.Namespace) -> str:
+    """Return the digest of the model and of the options that decoding depends on."""
+    return _digest(args, keywords(args, LoadParams) | keywords(args, TranscribeParams))
+
+
+def _digest(args: argparse.Namespace, given: dict[str, Any]) -> str:
+    from kvcast.loading.opening import model_digest
+
     given["model's files"] = model_digest(args.model, LoadParams(**keywords(args, LoadParams)))
     return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcast.cli import console, prompts
-from kvcast.cli.arguments import Heading, add_options, filled, headings, keywords, left_open
+from kvcast.cli.arguments import Heading, Parser, add_options, filled, headings, keywords, left_open
 from kvcast.cli.console import Progress, progress
-from kvcast.cli.inputs import STANDARD_INPUT, drafted_by, for_actor, opened
+from kvcast.cli.opening import STANDARD_INPUT, chosen_model, drafted_by, for_actor, opened
 from kvcast.cli.prompts import PromptLine, document, speed
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.decoding.params import SAMPLING, SEVERAL
@@ -24,10 +24,7 @@ from kvcast.spec.runtimes import OnPhase, ignore_phase
 from kvcast.text.params import CONVERSATION, RECOMMENDED, STRUCTURE, TRANSLATION, PromptParams
 
 if TYPE_CHECKING:
-    from kvcast.text.model import TextGeneration, TextModel
-    from kvcast.text.text2text import SourceTextModel
-
-    TextGenerator = TextModel | SourceTextModel
+    from kvcast.text.model import TextGeneration, TextGenerator
 
 MODEL_CHOICES = (
     "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
@@ -50,8 +47,18 @@ exit codes:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
+BRIEF = (
+    *("prompt", "prompts", "model", "system", "raw", "max_new_tokens"),
+    *("temperature", "top_p", "seed", "json_schema", "json", "quiet"),
+)
+EXAMPLES = """\
+  kvcast generate "Name three primary colours."
+  kvcast generate --model qwen3:0.6b --system "Answer in one word." < question.txt
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.epilog, parser.brief, parser.examples = EPILOG, BRIEF, EXAMPLES
     _add_prompts(parser)
     titles = (LOADING, CONVERSATION, TRANSLATION, SAMPLING, STRUCTURE, SEVERAL, CLUSTER, "output")
     under = headings(parser, *titles)
@@ -59,23 +66,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         "-m",
         type=filled,
-        default="demo-chat",
         metavar="MODEL",
-        help=f"{MODEL_CHOICES} (default: demo-chat)",
+        help=f"{MODEL_CHOICES} (default: one that is here)",
     )
     add_options(under, LoadParams)
+    under[CONVERSATION].add_argument(
+        "--raw",
+        action="store_true",
+        help="continue the prompt as it is, also if the model has a chat template",
+    )
     add_options(under, PromptParams)
     add_options(under, ClusterParams)
     _add_output(under["output"])
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    ways = parser.add_argument_group("prompt").add_mutually_exclusive_group(required=True)
+    ways = parser.add_argument_group("prompt").add_mutually_exclusive_group()
     ways.add_argument(
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="text to continue, or for T5, BART and UniLM the source; - for standard input",
+        help="the message to a model with a chat template, the source for T5, BART and UniLM, the "
+        "text to continue for others; - for standard input, which is read where no prompt is given",
     )
     ways.add_argument(
         "--prompt-file",
@@ -121,9 +133,12 @@ def run(args: argparse.Namespace) -> int:
     cluster = ClusterParams(**keywords(args, ClusterParams))
     if cluster.ray is not None and args.prompts is None:
         raise UsageError("--ray is for many prompts: give them with --prompts")
-    _read_grammars(args)
+    if args.raw and (args.chat or args.system is not None):
+        raise UsageError("--raw leaves the chat template out: drop --chat and --system, or --raw")
+    prompts.read_grammars(args)
     _check_options(args)
     lines = _prompts(args)
+    args.model = args.model or chosen_model("generate", quiet=args.quiet)
     if args.output is not None:
         _prepare(args.output, source=args.prompts or args.prompt_file)
     watcher = progress(quiet=args.quiet)
@@ -155,16 +170,13 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _report(texts: "Sequence[TextGeneration]", args: argparse.Namespace) -> int:
-    if not args.quiet:
-        console.say(speed(texts))
+    if args.quiet:
+        return 0
+    if not all(len(text.tokens) for text in texts):
+        advice = ": a chat model is asked without --raw" if args.raw else ""
+        console.say(f"the model ended the text at once{advice}")
+    console.say(speed(texts))
     return 0
-
-
-def _read_grammars(args: argparse.Namespace) -> None:
-    if args.json_schema is not None and not args.json_schema.lstrip().startswith("{"):
-        args.json_schema = prompts.read_text(args.json_schema)
-    if args.lark is not None:
-        args.lark = prompts.read_text(args.lark)
 
 
 def _prepare(output: Path, *, source: str | None) -> None:
@@ -185,8 +197,10 @@ def _prompts(args: argparse.Namespace) -> list[PromptLine]:
         lines = prompts.read_prompts(args.prompts)
     elif args.prompt_file is not None:
         lines = [prompts.read_prompt(args.prompt_file)]
-    elif args.prompt == STANDARD_INPUT:
+    elif args.prompt == STANDARD_INPUT or (args.prompt is None and console.is_piped()):
         lines = [prompts.read_prompt(STANDARD_INPUT)]
+    elif args.prompt is None:
+        raise UsageError("a prompt is missing: give one or pipe one in; kvcast chat asks for them")
     else:
         lines = [prompts.given(args.prompt)]
     return [prompt.with_system(args.system) for prompt in lines]
@@ -196,7 +210,23 @@ def _load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TextGenerator, 
     loaded = opened(args.model, args, on_phase, task="generate")
     assert loaded.model.task == "generate"
     args.draft = drafted_by(args, on_phase, task="generate")
-    return loaded.model, loaded.runtime
+    model = cast("TextGenerator", loaded.model)
+    _choose_chat(model, args)
+    return model, loaded.runtime
+
+
+def _choose_chat(model: "TextGenerator", args: argparse.Namespace) -> None:
+    """Ask a model with a chat template through it, unless the options say something else."""
+    plain = args.raw or args.special_tokens or not model.has_chat_template
+    if args.chat or args.system is not None or plain:
+        return
+    args.chat = True
+    _say_how(args)
+
+
+def _say_how(args: argparse.Namespace) -> None:
+    if not args.quiet:
+        console.say("asked through the model's chat template; --raw continues the text instead")
 
 
 def _stream(
@@ -268,7 +298,10 @@ def _write_from_cluster(
         with watcher.waiting(f"connecting to Ray at {args.ray}"):
             held.enter_context(connected(args.ray))
         with watcher.waiting("checking prompts"):
-            runtime, keys = computed(functools.partial(examined, own, lines), cores=cores)
+            runtime, in_chat, keys = computed(functools.partial(examined, own, lines), cores=cores)
+        if in_chat and not args.chat:
+            args.chat = True
+            _say_how(args)
         answers = answered(
             functools.partial(answering, own),
             lines,
@@ -282,8 +315,12 @@ def _write_from_cluster(
 
 def examined(
     args: argparse.Namespace, lines: Sequence[PromptLine]
-) -> tuple[str, list[tuple[int, bytes]]]:
-    """Check all prompts; return the runtime, and each one's call and digest of tokens."""
+) -> tuple[str, bool, list[tuple[int, bytes]]]:
+    """Check all prompts.
+
+    Return the runtime, whether they are messages of a chat, and each one's call and digest of
+    tokens.
+    """
     model, runtime = _load(args, ignore_phase)
     _begun(model, lines, args)
     keys = []
@@ -292,7 +329,7 @@ def examined(
         for prompt in call:
             tokens = model.prompt_tokens(prompt.text, params)
             keys.append((number, hashlib.sha256(tokens.tobytes()).digest()))
-    return runtime, keys
+    return runtime, args.chat, keys
 
 
 def answering(

@@ -2,36 +2,25 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from kvcast.cli import console
-from kvcast.cli.arguments import Heading, keywords
-from kvcast.decoding.params import NGRAM
+from kvcast.cli.arguments import Heading, filled
+from kvcast.cli.opening import STANDARD_INPUT, chosen_model, drafted_by, opened, shown
 from kvcast.errors import InputMissingError, KvcastError, PartialFailureError, UsageError
-from kvcast.loading.params import LoadParams
 from kvcast.saving import check_target, prepare_folder, save
-from kvcast.spec.runtimes import OnPhase, ignore_phase
+from kvcast.spec.runtimes import OnPhase
 from kvcast.transcripts import writers
 from kvcast.transcripts.folders.recordings import folded
 from kvcast.transcripts.params import SUBTITLES, SubtitleParams
 from kvcast.transcripts.subtitles import AS_SEGMENTS
 
 if TYPE_CHECKING:
-    from kvcast.families.base import Task
-    from kvcast.loading.opening import OpenedModel
     from kvcast.speech.base import TranscriptionModel
     from kvcast.transcripts.segments import Segment
-
-
-STANDARD_INPUT = "-"
-
-
-def shown(source: str) -> str:
-    return "standard input" if source == STANDARD_INPUT else source
 
 
 def stem(source: str) -> str:
@@ -52,43 +41,6 @@ def refuse_shared_names(sources: Iterable[str]) -> None:
                 "transcribe them in two runs, each with its own --output-dir"
             )
         owners[name] = source
-
-
-def opened(
-    model: str,
-    args: argparse.Namespace,
-    on_phase: OnPhase = ignore_phase,
-    *,
-    task: "Task | None" = None,
-) -> "OpenedModel":
-    """Load a model for `task` with a command's options; print its notices, unless quiet."""
-    from kvcast.loading.opening import open_model
-
-    params = LoadParams(**keywords(args, LoadParams), on_phase=on_phase)
-    loaded = open_model(model, params, task=task)
-    if args.quiet:
-        return loaded
-    if loaded.on_trust is not None:
-        console.say(f"{loaded.on_trust} is opened on trust: there is no bundle.json to verify it")
-    for notice in loaded.notices:
-        console.say(notice)
-    return loaded
-
-
-def for_actor(args: argparse.Namespace) -> argparse.Namespace:
-    """Return a command's options as a process of a cluster takes them: silent, with its cores."""
-    own = {"quiet": True, "threads": args.threads or 1}
-    return argparse.Namespace(**{**vars(args), **own})
-
-
-def drafted_by(args: argparse.Namespace, on_phase: OnPhase = ignore_phase, *, task: "Task") -> Any:
-    """Return `--draft` as Python takes it, opened with the larger model's options, not adapters."""
-    if args.draft in (None, NGRAM):
-        return args.draft
-    if args.draft == args.model:
-        raise UsageError("--draft names the model itself: give a smaller one")
-    own = argparse.Namespace(**{**vars(args), "adapter": ()})
-    return opened(args.draft, own, on_phase, task=task).model
 
 
 MODEL_VARIABLE = "KVCAST_MODEL"
@@ -123,19 +75,20 @@ def add_model(group: Heading) -> None:
     group.add_argument(
         "--model",
         "-m",
+        type=filled,
         default=os.environ.get(MODEL_VARIABLE),
         metavar="MODEL",
-        help=f"{MODEL_CHOICES} (default: ${MODEL_VARIABLE})",
+        help=f"{MODEL_CHOICES} (default: ${MODEL_VARIABLE}, or a model that is here)",
     )
 
 
 def check(args: argparse.Namespace) -> None:
     """Raise UsageError for a missing model or an impossible input, before any work."""
     if not args.model:
-        raise UsageError(f"--model is missing: give {MODEL_CHOICES}; or set {MODEL_VARIABLE}")
+        args.model = chosen_model("transcribe", quiet=args.quiet)
     if args.audio.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) can be read only once")
-    if STANDARD_INPUT in args.audio and (sys.stdin is None or sys.stdin.isatty()):
+    if STANDARD_INPUT in args.audio and not console.is_piped():
         raise UsageError("standard input (-) is not a recording: pipe one in")
 
 
@@ -161,7 +114,7 @@ def load(args: argparse.Namespace, on_phase: OnPhase) -> "tuple[TranscriptionMod
     assert loaded.model.task == "transcribe"
     if "draft" in args:
         args.draft = drafted_by(args, on_phase, task="transcribe")
-    return loaded.model, loaded.runtime
+    return cast("TranscriptionModel", loaded.model), loaded.runtime
 
 
 def exit_code(failures: Sequence[int], *, inputs: int) -> int:
@@ -215,6 +168,7 @@ class Outputs:
         if output_dir is None:
             alone = _printed_alone(format, json=json, several=len(sources) > 1)
             return cls(printed=alone, subtitles=subtitles)
+        _refuse_file_names(output_dir)
         refuse_shared_names(sources)
         prepare_folder(output_dir)
         saved = tuple(writers.EXTENSIONS) if format == ALL else (format or "text",)
@@ -254,6 +208,17 @@ class Outputs:
             return {}
         name = stem(source)
         return {extension: self.folder / f"{name}.{extension}" for extension in self.extensions}
+
+
+def _refuse_file_names(folder: Path) -> None:
+    """Raise UsageError for a file's name, or a format, in place of the output folder."""
+    named = folder.suffix[1:] or folder.name
+    formats = {extension: name for name, extension in writers.EXTENSIONS.items()}
+    if named in formats and not folder.is_dir():
+        raise UsageError(
+            f"--output-dir {folder} names a folder: --output-dir . --format {formats[named]} saves "
+            f"a .{named} beside you"
+        )
 
 
 def _no_pieces(segments: "Iterable[Segment]", _: SubtitleParams) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from kvcast.cli import console
 from kvcast.cli.arguments import Heading, add_options, whole_number
-from kvcast.cli.inputs import STANDARD_INPUT, shown
+from kvcast.cli.opening import STANDARD_INPUT, shown
 from kvcast.errors import InputOutputError, UsageError
 from kvcast.options import Params
 from kvcast.speech.params import LIVE, LiveParams, TranscribeParams
@@ -218,8 +218,7 @@ class Terminal(Screen, AbstractContextManager["Terminal"]):
 def screen(*, as_json: bool) -> AbstractContextManager[Screen]:
     if as_json:
         return nullcontext(JsonScreen())
-    is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.getenv("TERM") != "dumb"
-    return Terminal() if is_terminal else nullcontext(TextScreen())
+    return Terminal() if console.draws() else nullcontext(TextScreen())
 
 
 def document(segment: "LiveSegment") -> dict[str, object]:

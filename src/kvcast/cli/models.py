@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from kvcast.loading.catalogue import Catalogue
 
 JSON_FORMAT = "kvcast.models"
-JSON_VERSION = 1
+JSON_VERSION = 2
 
 EPILOG = """\
 A Hugging Face model's type is model_type in its config.json. The last column is a published model,
-by its hub id; nothing is fetched. docs/models.schema.json describes what --json prints.
+by its hub id; nothing is fetched. kvcast list shows what is on this machine.
+docs/models.schema.json describes what --json prints.
 """
 
 
@@ -49,6 +50,10 @@ def _lines(known: "Catalogue") -> Iterable[str]:
             row = f"  {kind.name:{name_width}}  {formats:{format_width}}  {kind.example}"
             yield row.rstrip()
         yield ""
+    yield "usual names, each with the hub id that it stands for"
+    for name, hub_id in known.names.items():
+        yield f"  {name:{name_width}}  {hub_id}"
+    yield ""
     yield "runtimes, with the precisions of weights, the default first"
     for runtime in known.runtimes:
         yield f"  {runtime.name:{name_width}}  {', '.join(runtime.quantize)}"

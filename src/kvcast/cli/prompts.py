@@ -3,6 +3,7 @@
 All of them are read and checked before a model is loaded.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcast.cli.inputs import STANDARD_INPUT, shown
+from kvcast.cli.opening import STANDARD_INPUT, shown
 from kvcast.errors import InputMissingError, InputOutputError, UsageError
-from kvcast.transcripts.writers import draft_fields, json_number
 
 if TYPE_CHECKING:
     from kvcast.text.texts import TextGeneration
@@ -83,6 +83,14 @@ def read_text(source: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputOutputError(f"{shown(source)}, line {line}: is not valid UTF-8") from None
+
+
+def read_grammars(args: argparse.Namespace) -> None:
+    """Put the content of files into options that take a schema or a grammar; raises as above."""
+    if args.json_schema is not None and not args.json_schema.lstrip().startswith("{"):
+        args.json_schema = read_text(args.json_schema)
+    if args.lark is not None:
+        args.lark = read_text(args.lark)
 
 
 def _standard_input() -> bytes:
@@ -188,6 +196,8 @@ def document(
 
 
 def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
+    from kvcast.transcripts.writers import draft_fields, json_number
+
     timings = text.timings
     return {
         "text": text.text,
@@ -208,6 +218,8 @@ def _fields(text: "TextGeneration", *, logprobs: bool) -> dict[str, Any]:
 
 
 def _alternatives(text: "TextGeneration") -> list[list[dict[str, Any]]] | None:
+    from kvcast.transcripts.writers import json_number
+
     if text.top_logprobs is None:
         return None
     return [
@@ -227,9 +239,10 @@ def speed(texts: "Sequence[TextGeneration]") -> str:
     several = f" in {len(texts)} texts" if len(texts) > 1 else ""
     drafts = [text.draft for text in texts if text.draft is not None]
     checked = f", {drafts[0].total(drafts)}" if drafts else ""
+    cut = ", cut at the most new tokens" if texts[-1].finish_reason == "length" else ""
     return (
         f"{tokens} {'token' if tokens == 1 else 'tokens'}{several}: "
         f"first token after {min(timing.first_token for timing in timings):.3f} s, "
         f"{1000 * per_token:.1f} ms per token, "
-        f"{generated / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}"
+        f"{generated / seconds if seconds > 0 else 0.0:.1f} tokens/s{checked}{cut}"
     )

@@ -2,16 +2,18 @@
 
 import argparse
 import functools
+import json
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvcast.cli import console
-from kvcast.cli.arguments import add_options, filled, headings, keywords
+from kvcast.cli.arguments import Parser, add_options, filled, headings, keywords
 from kvcast.cli.console import Progress, progress
-from kvcast.cli.inputs import for_actor, opened
+from kvcast.cli.opening import for_actor, opened
 from kvcast.cluster.params import ANY, CLUSTER, ReplicaParams, replica_range
 from kvcast.errors import KvcastError, UsageError
 from kvcast.loading.params import LOADING, LoadParams
@@ -39,17 +41,29 @@ exit codes:
 
 
 _AUTO = "auto"
+_TASKS: tuple[Literal["transcribe", "generate"], ...] = ("transcribe", "generate")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
+BRIEF = (
+    *("models", "alias", "host", "port", "api_key", "rows"),
+    *("cache_memory", "threads", "quantize", "log_json", "quiet"),
+)
+EXAMPLES = """\
+  kvcast serve
+  kvcast serve large-v3-turbo qwen3:0.6b --alias auto --port 8080
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.epilog, parser.brief, parser.examples = EPILOG, BRIEF, EXAMPLES
     parser.add_argument(
         "models",
-        nargs="+",
+        nargs="*",
         type=filled,
         metavar="MODEL",
-        help="as --model of the other commands: a bundle, a folder, a GGUF file, a hub id, or "
-        "demo, demo-base, demo-chat, demo-t5 or demo-unilm",
+        help="as --model of the other commands: a bundle, a folder, a GGUF file, a hub id, a usual "
+        "name, demo, demo-base, demo-chat, demo-t5 or demo-unilm (default: of speech and of text "
+        "the one that is here)",
     )
     under = headings(parser, ADDRESS, LOADING, ENGINE, LIMITS, ACCESS, LOGS, CLUSTER)
     under[ADDRESS].add_argument(
@@ -91,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     replicas = ReplicaParams(**keywords(args, ReplicaParams)).replicas
     if args.ray is None and replicas != ReplicaParams.replicas:
         raise UsageError("--replicas is for a cluster: add --ray")
+    args.models = args.models or _models_here()
     if args.adapter and len(args.models) > 1:
         raise UsageError("--adapter is for one model: export it with its adapters, and serve that")
     if not params.keys and (key := os.environ.get(KEY_VARIABLE)):
@@ -109,15 +124,63 @@ def run(args: argparse.Namespace) -> int:
         listening.close()
         raise
     host, port = listening.getsockname()[:2]
-    where = _where(models.names, host, port)
-    say = metrics.note if params.log_json else console.say
-    uvicorn_server.run(models, params, listening, lambda: say(where))
+    lines = _greeting(models.names, host, port)
+    if not args.quiet and not params.log_json:
+        lines += _first_steps(models, params, lines[0].rpartition(" ")[2], args.threads)
+
+    def greet() -> None:
+        for line in lines:
+            metrics.note(line) if params.log_json else console.say(line)
+
+    uvicorn_server.run(models, params, listening, greet)
     return 0
 
 
-def _where(names: Iterable[str], host: str, port: int) -> str:
+def _models_here() -> list[str]:
+    from kvcast.loading.local_models import default_model
+
+    if names := [name for task in _TASKS if (name := default_model(task)) is not None]:
+        return names
+    raise UsageError("no model is here: name one, or download one with kvcast pull base")
+
+
+def _greeting(names: Iterable[str], host: str, port: int) -> list[str]:
     shown = f"[{host}]" if ":" in host else host
-    return f"serving {', '.join(names)} at http://{shown}:{port}"
+    return [f"serving {', '.join(names)} at http://{shown}:{port}"]
+
+
+def _first_steps(
+    models: "Models", params: ServeParams, address: str, threads: int | None
+) -> list[str]:
+    """Return where the page, the documentation and the API are, a request, and what is reserved."""
+    from kvcast.machine.resources import available_cores
+
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if params.keys else ""
+    reserved = console.readable_size(sum(each.status().cache_bytes for each in models.engines))
+    return [
+        f"page {address}/, documentation {address}/docs, OpenAI base URL {address}/v1",
+        f"try: {_request(models, address)}{key}",
+        f"{threads or available_cores()} threads, at most {reserved} for caches",
+    ]
+
+
+def _request(models: "Models", address: str) -> str:
+    """Return a request to the first model, if possible of chat, as a line for a shell."""
+    from kvcast.server.model_registry import CHAT, COMPLETION, SPEECH
+
+    served = min(models, key=lambda each: each.kind != CHAT)
+    path, words = {
+        SPEECH: ("audio/transcriptions", f"-F file=@talk.mp3 -F model={served.name}"),
+        COMPLETION: ("completions", _json(model=served.name, prompt="Once upon a time")),
+    }.get(served.kind, ("chat/completions", _json(model=served.name, messages=[_HELLO])))
+    return f"curl {address}/v1/{path} {words}"
+
+
+_HELLO = {"role": "user", "content": "Hello"}
+
+
+def _json(**body: Any) -> str:
+    return f"-H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
 def _serve_from_cluster(
@@ -135,7 +198,7 @@ def _serve_from_cluster(
         address=None if args.ray == ANY else args.ray,
         replicas=replicas,
         cores=own.threads,
-        started=lambda: console.say(_where(names, params.host, params.port)),
+        started=lambda: console.say(*_greeting(names, params.host, params.port)),
     )
     return 0
 
@@ -196,7 +259,8 @@ def _names(models: list[str], aliases: list[tuple[str, str]]) -> dict[str, list[
 
 
 def _name(model: str) -> str:
-    """Return a model's name: a hub id unchanged, or the last part of a path."""
+    """Return a model's name: a hub id unchanged, or the last part of a path, without .gguf."""
     if os.path.exists(model):  # noqa: PTH110 - a hub id is no path
-        return os.path.basename(os.path.abspath(model))  # noqa: PTH100, PTH119
+        name = os.path.basename(os.path.abspath(model))  # noqa: PTH100, PTH119
+        return name.removesuffix(".gguf") or name
     return model

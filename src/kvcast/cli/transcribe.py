@@ -1,15 +1,18 @@
 """`kvcast transcribe AUDIO…`: options into keywords, inputs in turn, exit codes."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcast.audio.params import VOICE
 from kvcast.cli import console, folders, inputs, live
-from kvcast.cli.arguments import Heading, add_options, headings, keywords
-from kvcast.cli.console import Progress, progress
-from kvcast.cli.inputs import FORMATS, Outputs, shown
+from kvcast.cli.arguments import Heading, Parser, add_options, headings, keywords
+from kvcast.cli.console import Progress, Terminated, progress
+from kvcast.cli.inputs import FORMATS, Outputs
+from kvcast.cli.opening import STANDARD_INPUT, shown
 from kvcast.cli.prompts import read_text
 from kvcast.cluster.params import CLUSTER, ClusterParams
 from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
@@ -24,10 +27,11 @@ from kvcast.speech.params import (
 )
 from kvcast.transcripts.params import FOLDERS, SUBTITLES, FolderParams, SubtitleParams
 from kvcast.transcripts.segments import Segment, Transcript
+from kvcast.transcripts.unfinished import UnfinishedWork
 from kvcast.transcripts.writers import TranscriptDocument
 
 if TYPE_CHECKING:
-    from kvcast.speech.base import AnyTranscription
+    from kvcast.speech.channels import AnyTranscription
 
 EPILOG = """\
 Options may be spelled with hyphens or underscores; Whisper's own names are accepted.
@@ -40,8 +44,18 @@ AUDIO may also be one folder, which needs --output-dir; the options under "folde
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
+BRIEF = (
+    *("audio", "model", "language", "task", "format", "output_dir"),
+    *("word_timestamps", "vad", "beam", "batch", "live", "quiet"),
+)
+EXAMPLES = """\
+  kvcast transcribe talk.mp3 --format srt --output-dir subtitles
+  kvcast transcribe interview.m4a --model large-v3-turbo --language de --vad
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.epilog, parser.brief, parser.examples = EPILOG, BRIEF, EXAMPLES
     inputs.add_audio(parser)
     groups = (LOADING, RECOGNITION, VOICE, SEARCH, FALLBACK, WORDS, SUBTITLES, LIVE, FOLDERS)
     under = headings(parser, *groups, CLUSTER, "output")
@@ -112,19 +126,66 @@ def run(args: argparse.Namespace) -> int:
     watcher = progress(quiet=args.quiet)
     present, failures = inputs.present(args.audio, outputs.check)
     transcriptions: Sequence[AnyTranscription] = []
+    options = cache(partial(folders.decoding_fingerprint, argparse.Namespace(**vars(args))))
     if present:
         with watcher.waiting(f"loading {args.model}") as on_phase:
             model, runtime = inputs.load(args, on_phase)
         transcriptions = model.transcribe_all(present, **keywords(args, TranscribeParams))
     for source, transcription in zip(present, transcriptions, strict=True):
         try:
-            with transcription:
+            with transcription, _resumable(transcription, source, outputs, options, args.quiet):
                 _show(transcription, runtime, source, args, outputs, watcher)
         except console.OutputStreamError:
             raise
         except Exception as error:
             failures.append(console.report(error, about=shown(source)))
     return inputs.exit_code(failures, inputs=len(args.audio))
+
+
+@contextmanager
+def _resumable(
+    transcription: "AnyTranscription",
+    source: str,
+    outputs: Outputs,
+    options: Callable[[], str],
+    quiet: bool,
+) -> Iterator[None]:
+    """Keep what is done beside the outputs until they are saved, and go on from there.
+
+    `options`: digest of the model and the decoding options. Nothing is kept after an error.
+    """
+    if outputs.folder is None:
+        try:
+            yield
+        except (KeyboardInterrupt, Terminated):
+            console.say("nothing is kept to go on from; --output-dir would keep it")
+            raise
+        return
+    work = UnfinishedWork(
+        outputs.folder, inputs.stem(source), lambda: f"{options()} {_state_of(source)}"
+    )
+    can_go_on = transcription.remember(work)
+    if len(work) and can_go_on and not quiet:
+        console.say("goes on where an interrupted run ended", about=shown(source))
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        work.close()
+        if len(work):
+            console.say("the same command goes on from here", about=shown(source))
+        raise
+    except BaseException:
+        work.remove()
+        raise
+    work.remove()
+
+
+def _state_of(source: str) -> str:
+    """Return what changes with a file's content: its size and date; nothing for a pipe."""
+    if source == STANDARD_INPUT:
+        return ""
+    seen = Path(source).stat()
+    return f"{seen.st_size} {seen.st_mtime_ns}"
 
 
 def _transcribe_live(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from kvcast.verification.params import VERIFYING, VerifyParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcast.loading.opening import Model
+    from kvcast.engine.model import Model
     from kvcast.verification.cases import Case
     from kvcast.verification.report import Report
 
