@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -179,12 +180,51 @@ def test_a_file_of_unknown_length_is_read_to_its_end_and_not_called_cut_short(
     assert notices == ()
 
 
-def test_without_pyav_the_line_names_the_extra(encode, speech, monkeypatch):
-    path = encode("talk.m4a", speech)
+def hide_pyav(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "kvcast.audio.media", raising=False)
-    with pytest.raises(InputOutputError, match=r"talk\.m4a .*pip install 'kvcast\[media\]'"):
-        decoded(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_format"),
+    [
+        ("talk.m4a", "is MPEG-4 audio"),
+        ("talk.mp4", "is MP4"),
+        ("talk.mov", "is QuickTime"),
+        ("talk.3gp", "is 3GP"),
+        ("talk.webm", "is WebM or Matroska"),
+        ("talk.mkv", "is WebM or Matroska"),
+        ("talk.aac", "is AAC"),
+        ("talk.wma", "is WMA"),
+        ("talk.wv", "is WavPack"),
+        ("talk.ts", "is named .ts, a format"),
+        ("talk.flv", "is named .flv, a format"),
+    ],
+)
+def test_without_pyav_the_line_says_the_format_first(
+    encode, speech, tmp_path, monkeypatch, name, is_format
+):
+    encoded = encode(name, speech)
+    hide_pyav(monkeypatch)
+    line = f"{is_format}, which needs PyAV: pip install 'kvcast[media]'"
+    with pytest.raises(InputOutputError, match=re.escape(f"talk{encoded.suffix} {line}") + "$"):
+        decoded(encoded)
+    if "named" not in is_format:  # its content decides
+        renamed = encoded.rename(tmp_path / "talk")
+        with pytest.raises(InputOutputError, match=re.escape(f"talk {line}") + "$"):
+            decoded(renamed)
+
+
+def test_without_pyav_an_amr_file_is_named_and_a_damaged_file_is_not(tmp_path, monkeypatch):
+    hide_pyav(monkeypatch)
+    phone = tmp_path / "call.amr"
+    phone.write_bytes(b"#!AMR\n" + bytes(320))
+    with pytest.raises(InputOutputError, match=r"call\.amr is AMR, which needs PyAV"):
+        decoded(phone)
+    damaged = tmp_path / "talk.flac"
+    damaged.write_bytes(b"fLaC" + bytes(100))
+    with pytest.raises(InputOutputError, match=r"talk\.flac cannot be decoded"):
+        decoded(damaged)
 
 
 def test_a_playlist_cannot_make_pyav_open_another_file(encode, speech, tmp_path):

@@ -130,7 +130,7 @@ def test_less_than_a_header_is_raw():
         (b"", "is empty: it has 0 bytes"),
         (b"fLaC" + bytes(40), "is FLAC, and only raw PCM or WAV can be read live"),
         (b"OggS" + bytes(40), "is Ogg, and"),
-        (b"\0\0\0\x20ftypM4A \0\0\0\0", "is MP4, and"),
+        (b"\0\0\0\x20ftypM4A \0\0\0\0", "is MPEG-4 audio, and"),
         (b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0", "is Sony Wave64, and"),
         (aac(200) + aac(180), "is AAC, and"),
         (bytes.fromhex("fff344c4") + bytes(92) + bytes.fromhex("fff344c4000000"), "is MP3, and"),

@@ -31,6 +31,7 @@ class Spoken:
     text: str
     words: tuple[Word, ...] | None = None
     channel: int | None = None
+    has_times: bool = True
 
 
 def spoken(start: float, *words: str, pace: float = 0.5) -> Spoken:

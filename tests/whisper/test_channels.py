@@ -81,6 +81,7 @@ class Spoken:
     """The fields of a segment that formats use."""
 
     words = None
+    has_times = True
 
     def __init__(self, start: float, end: float, text: str, channel: int | None) -> None:
         self.start, self.end, self.text, self.channel = start, end, text, channel

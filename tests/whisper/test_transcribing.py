@@ -108,12 +108,15 @@ def test_segments_come_before_later_windows_are_decoded(model, recordings):
 
 def test_a_transcription_is_text_subtitles_and_files_and_begins_anew(model, recordings, tmp_path):
     transcription = model.transcribe(recordings["example"], temperature=0.0, clip_end=4.0)
-    assert repr(transcription) == "<Transcription: 0 segments decoded>"
+    assert (
+        repr(transcription)
+        == "<Transcription: nothing decoded yet; iterate over it, or take its text>"
+    )
     text = transcription.text
     assert text
     assert text == "".join(segment.text for segment in transcription).strip()
     assert list(transcription) == list(transcription.segments)
-    assert repr(transcription) == f"<Transcription: {len(transcription.segments)} segments decoded>"
+    assert repr(transcription) == f"<Transcription: {len(transcription.segments)} segments>"
     assert transcription.to_srt().startswith("1\n00:00:00,000 --> ")
     assert transcription.to_vtt().startswith("WEBVTT\n")
     assert transcription.to_dict()["text"] == text

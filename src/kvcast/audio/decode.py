@@ -66,7 +66,7 @@ def open_audio(
         if sampling_rate != SAMPLE_RATE:
             raise UsageError("sampling_rate is for arrays: a file states its sample rate")
         return AudioFile(cast(BinaryIO, source), name, track=track)
-    samples = _array(source)
+    samples = as_array(source)
     if track is not None:
         raise UsageError("audio_track is for files: an array has one track")
     audio = ArrayAudio(samples, name=name or "the array", sampling_rate=sampling_rate)
@@ -78,7 +78,8 @@ def open_audio(
     return audio
 
 
-def _array(source: Any) -> NDArray[Any]:
+def as_array(source: Any) -> NDArray[Any]:
+    """Return an array or a list of samples as an array; UsageError for anything else."""
     if isinstance(source, list | tuple) and any(
         isinstance(item, str | os.PathLike) for item in source
     ):

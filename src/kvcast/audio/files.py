@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.audio.bitstreams import read_pages
-from kvcast.audio.formats import HEADERLESS, MOST_PARTS, parts
+from kvcast.audio.formats import HEADERLESS, MOST_PARTS, needs_pyav, parts
 from kvcast.audio.reader import (
     AudioReader,
     DamagedError,
@@ -44,6 +44,7 @@ from kvcast.errors import InputMissingError, InputOutputError, UsageError
 if TYPE_CHECKING:
     from kvcast.audio.media import MediaReader
 
+_BEGINNING = 1 << 14  # bytes by which a format is recognised
 _MOST_NOTICES = 20  # a file of many parts may have a fault in each
 
 
@@ -304,9 +305,13 @@ def _open_with_pyav(
     try:
         from kvcast.audio.media import MediaReader
     except ModuleNotFoundError:
+        if (is_format := needs_pyav(file.at(0, _BEGINNING), name)) is not None:
+            raise InputOutputError(
+                f"{name} {is_format}, which needs PyAV: pip install 'kvcast[media]'"
+            ) from refused
         raise InputOutputError(
-            f"{name} cannot be decoded: {refused}; "
-            "for mp4, m4a and webm: pip install 'kvcast[media]'"
+            f"{name} cannot be decoded: {refused}; if it is a format that only PyAV reads: "
+            "pip install 'kvcast[media]'"
         ) from refused
     try:
         return MediaReader(file, track, format_=format_)

@@ -7,6 +7,7 @@ with. A reader would stop where a first part ends, or decode the next header as 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
+from pathlib import PurePath
 from typing import BinaryIO, Literal, NamedTuple
 
 from kvcast.audio.bitstreams import after_id3, further_recordings, mpeg_frame
@@ -49,8 +50,16 @@ _BEGINNINGS: Mapping[tuple[int, bytes], str] = {
     (0, b"wvpk"): "WavPack",
     (0, b"#!AMR"): "AMR",
     (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"): "WMA",
+    (4, b"ftypM4"): "MPEG-4 audio",
+    (4, b"ftypqt"): "QuickTime",
+    (4, b"ftyp3g"): "3GP",
     (4, b"ftyp"): "MP4",
+    (4, b"moov"): "QuickTime",
+    (4, b"wide"): "QuickTime",
 }  # how formats begin, and at which byte
+_OF_PYAV = frozenset(
+    ("3GP", "AAC", "AMR", "MP4", "MPEG-4 audio", "QuickTime", "WMA", "WavPack", "WebM or Matroska")
+)  # of the formats above; libsndfile reads the others
 
 
 class _Frame(NamedTuple):
@@ -71,6 +80,19 @@ def foreign(data: bytes) -> str | None:
         return None
     after = _frame(data[frame.length : frame.length + _HEADER])
     return frame.format if after is not None and after.kind == frame.kind else None
+
+
+def needs_pyav(data: bytes, name: str) -> str | None:
+    """Return `is FORMAT` for a file that libsndfile does not read, by its beginning or its name.
+
+    None for any other file, damaged or not.
+    """
+    format_ = foreign(data)
+    if format_ is not None:
+        return f"is {format_}" if format_ in _OF_PYAV else None
+    extension = PurePath(name).suffix.lower().removeprefix(".")
+    is_of_pyav = extension in PYAV and extension not in LIBSNDFILE
+    return f"is named .{extension}, a format" if is_of_pyav else None
 
 
 def may_need_more(data: bytes) -> bool:

@@ -1,146 +1,34 @@
-"""The base class of every model that transcribes: recordings, channels, batches, live audio.
+"""The base class of every model that transcribes: recordings, channels, batches, live audio."""
 
-Channels are transcribed one by one, and their segments interleaved by time: a call with a speaker
-on each channel becomes a dialogue.
-"""
-
-import heapq
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from operator import attrgetter
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import override
 
 from kvcast.audio.decode import AudioInput
 from kvcast.audio.features import RecordedAudio
-from kvcast.audio.source import ChannelAudio, ChannelSource
-from kvcast.audio.timeline import Part, common
 from kvcast.audio.vad import Endpoints, VoiceDetector
-from kvcast.decoding.speculative_decoding import DraftCounts
 from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.memory import fitting
+from kvcast.engine.model import Model
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.families.programs import ENCODED
 from kvcast.families.table import family_with
-from kvcast.options import keywords_of
+from kvcast.keywords import check_keywords, keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import Abilities, LanguageSource
+from kvcast.speech.channels import AnyTranscription, by_channel
 from kvcast.speech.live import LiveTranscription, LiveWindow
 from kvcast.speech.params import SPLIT, LiveParams, TranscribeParams
-from kvcast.speech.recordings import live_voice_detector, open_recording, voice_detector
-from kvcast.speech.transcription import Plan, SegmentStream, ServedRecording, Transcription
-from kvcast.transcripts.segments import Segment
-
-AnyTranscription: TypeAlias = "Transcription | ChannelTranscription"
-
-
-def by_channel(
-    recording: AudioInput,
-    params: TranscribeParams,
-    begun: Callable[[AudioInput], Transcription],
-) -> "ChannelTranscription":
-    return ChannelTranscription(
-        lambda: open_recording(recording, params),
-        lambda audio, channel: begun(ChannelAudio(audio, channel)),
-        with_words=params.word_timestamps,
-    )
-
-
-class ChannelTranscription(SegmentStream):
-    """Segments of all channels of one recording, by their starts."""
-
-    def __init__(
-        self,
-        opening: Callable[[], ChannelSource],
-        begin: Callable[[ChannelSource, int], Transcription],
-        *,
-        with_words: bool,
-    ) -> None:
-        """Prepare; nothing is opened or decoded yet. `begin` takes a channel's number, from 0."""
-        super().__init__()
-        self._opening, self._begin, self._with_words = opening, begin, with_words
-        self._close = ExitStack()
-        self._channels: list[Transcription] = []
-        self._merged: Iterator[Segment] | None = None
-        self._closed = False
-        self.before_opening: Callable[[], None] = lambda: None
-
-    def open(self) -> Self:
-        """Open the recording now; raises the errors of `Transcription.open`."""
-        if not self._channels:
-            self.before_opening()
-            with ExitStack() as opened:
-                audio = self._opening()
-                opened.callback(audio.close)
-                for channel in range(audio.channels):
-                    transcription = opened.enter_context(self._begin(audio, channel))
-                    self._channels.append(transcription.open())
-                self._close = opened.pop_all()
-            self._merged = heapq.merge(
-                *(_labelled(part, number) for number, part in enumerate(self._channels, start=1)),
-                key=attrgetter("start"),
-            )
-        return self
-
-    @property
-    @override
-    def language(self) -> str:
-        """Language code of the first channel; each segment has its `language`."""
-        return self.open()._channels[0].language
-
-    @property
-    @override
-    def duration(self) -> float:
-        return self.open()._channels[0].duration
-
-    @property
-    @override
-    def notices(self) -> tuple[str, ...]:
-        """Notices for the user, one line each; about the file only once."""
-        every = (notice for channel in self.open()._channels for notice in channel.notices)
-        return tuple(dict.fromkeys(every))
-
-    @property
-    @override
-    def skipped(self) -> tuple[Part, ...] | None:
-        """Parts that were left out because nobody speaks on any channel; None without `vad`."""
-        skipped = [channel.skipped for channel in self.open()._channels]
-        return reduce(lambda a, b: None if a is None or b is None else common(a, b), skipped)
-
-    @property
-    @override
-    def draft(self) -> DraftCounts | None:
-        counts = [channel.draft for channel in self.open()._channels]
-        return DraftCounts.total([c for c in counts if c is not None]) if any(counts) else None
-
-    @override
-    def __next__(self) -> Segment:
-        if self._merged is None:
-            self.open()
-        assert self._merged is not None
-        if (segment := next(self._merged, None)) is None:
-            self.close()
-            raise StopIteration
-        words = segment.words if self._with_words else None
-        self._decoded.append(replace(segment, id=len(self._decoded), words=words))
-        return self._decoded[-1]
-
-    @override
-    def close(self) -> None:
-        self._closed = True
-        self._close.close()
-
-
-def _labelled(transcription: Transcription, channel: int) -> Iterator[Segment]:
-    for segment in transcription:
-        yield replace(segment, channel=channel)
-
+from kvcast.speech.recordings import live_voice_detector, voice_detector
+from kvcast.speech.served_recording import ServedRecording
+from kvcast.speech.transcription import Plan, Transcription
 
 Answer: TypeAlias = Callable[[Policy[Any]], Any]  # runs a window's policy and returns its result
 
@@ -152,32 +40,36 @@ class Decoding:
     widths: Sequence[int]  # rows of a window in each attempt
     capacity: int  # most positions of a row
     notices: tuple[str, ...] = ()
+    advice: str | None = None  # on an improbable text
 
 
-class TranscriptionModel(ABC):
+class TranscriptionModel(Model):
     task: ClassVar[Literal["transcribe"]] = "transcribe"
     runtime: EncoderDecoder
-    dimensions: Any
 
+    @property
     @override
-    def __repr__(self) -> str:
+    def _described(self) -> str:
         spoken = "English" if self.languages == ("en",) else f"{len(self.languages)} languages"
-        title, runtime = family_with(self.dimensions).title, type(self.runtime).__name__
-        return f"<{type(self).__name__}: {title}, {spoken}, {runtime}>"
+        return f"{family_with(self.dimensions).title}, {spoken}"
 
     @property
     @abstractmethod
+    @override
     def abilities(self) -> Abilities:
         """Languages, hints, translation, word times and live audio."""
 
     @property
+    @override
     def languages(self) -> tuple[str, ...]:
         return tuple(self.abilities.languages)
 
     @property
+    @override
     def is_multilingual(self) -> bool:
         return self.languages != ("en",)
 
+    @override
     def detect_language(self, *_: Any, **__: Any) -> Any:
         """Raise UsageError: the model reports the language only with a transcript, or never."""
         if self.abilities.language is LanguageSource.DETECTED:
@@ -186,6 +78,7 @@ class TranscriptionModel(ABC):
             )
         raise UsageError("this model does not detect the language: use Whisper or Qwen3-ASR")
 
+    @override
     def align(self, *_: Any, **__: Any) -> Any:
         """Raise UsageError: only Whisper aligns a given text."""
         raise UsageError("this model cannot align a given text: use a Whisper model")
@@ -211,6 +104,26 @@ class TranscriptionModel(ABC):
         return transcription.open()
 
     @keywords_of(TranscribeParams)
+    async def atranscribe(self, audio: AudioInput, params: TranscribeParams) -> AnyTranscription:
+        """Await a whole transcription, which runs in a thread.
+
+        Segments as they come: `async for segment in model.transcribe(audio)`.
+
+        Args:
+            audio: as `transcribe` takes it.
+            params: given as keywords.
+
+        Raises:
+            UsageError, InputMissingError, InputOutputError: as `transcribe`.
+
+        """
+        from asyncio import to_thread
+
+        [transcription] = self._transcriptions([audio], params)
+        await to_thread(lambda: transcription.transcript)
+        return transcription
+
+    @keywords_of(TranscribeParams)
     def transcribe_all(
         self, audio: Iterable[AudioInput], params: TranscribeParams
     ) -> list[AnyTranscription]:
@@ -228,6 +141,9 @@ class TranscriptionModel(ABC):
             UsageError: for options that the model does not support.
 
         """
+        is_one = isinstance(audio, str | bytes | os.PathLike) or hasattr(audio, "ndim")
+        if is_one or not isinstance(audio, Iterable):
+            raise UsageError("transcribe_all takes a list of recordings: give one to transcribe")
         return self._transcriptions(audio, params)
 
     @keywords_of(LiveParams)
@@ -299,11 +215,14 @@ class TranscriptionModel(ABC):
     def caller(
         self, given: AudioInput | Policy[Any], options: Mapping[str, Any], scheduler: Scheduler
     ) -> JobCaller:
+        check_keywords("submit", TranscribeParams, options)
         # Sampling fills all rows, unless the user gives a number.
         drawn = min(TranscribeParams().best_of, scheduler.rows)
         params = TranscribeParams(**{"best_of": drawn, **options})
         if params.draft is not None:
             raise UsageError("draft is not supported in an engine, whose rows are shared")
+        if params.progress:
+            raise UsageError("an engine shows no progress: iterate the job")
         decoding = self._decoding(params)
         if params.channels == SPLIT:
             raise UsageError(
@@ -324,6 +243,7 @@ class TranscriptionModel(ABC):
             params=decoding.params,
             together=scheduler.rows,
             notices=decoding.notices,
+            advice=decoding.advice,
         )
 
     def _transcriptions(
@@ -340,14 +260,18 @@ class TranscriptionModel(ABC):
                 params=decoding.params,
                 priority=priority,
                 notices=decoding.notices,
+                advice=decoding.advice,
             )
 
-        return [
+        made: list[AnyTranscription] = [
             by_channel(recording, params, partial(begin, priority=index))
             if params.channels == SPLIT
             else begin(recording, index)
             for index, recording in enumerate(audio)
         ]
+        for transcription in made:
+            transcription.shows_progress = params.progress
+        return made
 
     def _own_scheduler(self, decoding: Decoding, together: int) -> Scheduler:
         return Scheduler(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio
+from kvcast.audio.decode import SAMPLE_RATE, ArrayAudio, as_array
 from kvcast.audio.stream import AudioStream
 from kvcast.audio.vad import BLOCK, Change, Endpoints
 from kvcast.runtimes.base import Float32
@@ -238,6 +238,10 @@ class LiveTranscription:
         self._taken: list[NDArray[np.float32]] = []
         self._is_speech = False
 
+    @override
+    def __repr__(self) -> str:
+        return f"<LiveTranscription: {self.duration:.1f} s, {self.delays.count} words confirmed>"
+
     @property
     def duration(self) -> float:
         """Seconds of audio so far."""
@@ -263,6 +267,7 @@ class LiveTranscription:
 
     def take(self, samples: NDArray[Any], at: float | None = None) -> None:
         """Receive audio that arrived `at` this time of the clock; `update` transcribes it."""
+        samples = as_array(samples)
         audio = ArrayAudio(samples, name="the audio", full_scale=self._full_scale)
         blocks = list(audio.blocks())
         if audio.full_scale != self._full_scale and samples.dtype.kind == "f":

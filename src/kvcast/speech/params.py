@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
@@ -12,10 +12,24 @@ from kvcast.audio.params import VOICE, VoiceParams
 from kvcast.decoding.params import (
     DRAFTS_NO_BEAMS,
     DraftModel,
+    check_switch,
     draft_option,
 )
 from kvcast.errors import UsageError
-from kvcast.options import FILLED, Bounds, Check, Choice, Group, Option, Params, Text, seconds_of
+from kvcast.foreign_options import RECORDING_CALLS, ForeignOptions
+from kvcast.options import (
+    FILLED,
+    Bounds,
+    Check,
+    Choice,
+    Group,
+    Option,
+    Params,
+    Text,
+    check_number,
+    seconds_of,
+    shown,
+)
 from kvcast.transcripts.segments import Replacements
 
 RECOGNITION = Group("recognition")
@@ -32,7 +46,7 @@ class _TokenIds(Check):
     def problem(self, value: Any, kind: type) -> str | None:
         if re.fullmatch(r"\s*|\s*-?\d+\s*(,\s*-?\d+\s*)*", str(value)):
             return None
-        return f"must be token ids with commas between, not {value!r}"
+        return f"must be token ids with commas between, not {shown(value)}"
 
 
 _BEST_OF = Option(group=SEARCH, help="samples at temperatures above 0", check=Bounds(least=1))
@@ -111,7 +125,11 @@ class WindowParams(Params):
 
     def suppressed_ids(self) -> tuple[int, ...]:
         """Return `suppress_tokens` as token ids; -1 means the non-speech tokens."""
-        given = self.suppress_tokens or ()
+        given = self.suppress_tokens
+        if given is None:
+            return ()
+        if isinstance(given, int):
+            return (given,)
         if isinstance(given, str):
             given = [int(word) for word in given.split(",") if word.strip()]
         return tuple(given)
@@ -140,6 +158,11 @@ class AudioParams(Params):
     )("the audio track of a film: its number, from 1 on, or its language")
     sampling_rate: int = 16_000
 
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("sampling_rate", self.sampling_rate, int, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageParams(AudioParams):
@@ -167,7 +190,7 @@ class _Seconds(Check):
         try:
             seconds = _seconds(value)
         except (TypeError, ValueError):
-            return f"must be seconds with commas between, not {value!r}"
+            return f"must be seconds with commas between, not {shown(value)}"
         problems = (Bounds(least=0).problem(second, float) for second in seconds)
         return next(filter(None, problems), None)
 
@@ -180,7 +203,14 @@ def _seconds(given: str | float | Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
-    """How a recording is transcribed; options have their meaning in OpenAI's Whisper."""
+    """How a recording is transcribed; options have their meaning in OpenAI's Whisper.
+
+    Attributes:
+        progress: show a bar; only in Python.
+
+    """
+
+    foreign: ClassVar[ForeignOptions] = RECORDING_CALLS
 
     best_of: int = _BEST_OF(5)
     temperature: float | Sequence[float] = _TEMPERATURE(TEMPERATURES)
@@ -211,7 +241,7 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         "detect where the language changes, and decode each span in its language"
     )
     draft: str | DraftModel | None = draft_option(SEARCH)(None)
-    initial_prompt: str | None = RECOGNITION(None, metavar="TEXT")(
+    initial_prompt: str | None = RECOGNITION(None, check=Text(), metavar="TEXT")(
         "text that precedes the recording: names and spellings to expect"
     )
     condition_on_previous_text: bool = FALLBACK(True)(
@@ -241,10 +271,12 @@ class TranscribeParams(VoiceParams, LanguageParams, WindowParams):
         "skip silences longer than this, in seconds, where the text around them was "
         "probably hallucinated; needs word_timestamps"
     )
+    progress: bool = False
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_switch("progress", self.progress)
         self._refuse_without_effect()
         if self.clip_end is not None and self.clip_end <= self.clip_start:
             raise UsageError(
@@ -348,6 +380,8 @@ class LiveParams(TranscribeParams):
         for option in self.declared():
             if option.name in _OF_RECORDINGS and getattr(self, option.name) != option.default:
                 raise UsageError(f"{option.name} is for recordings, and means nothing live")
+        if self.progress:
+            raise UsageError("progress is for recordings, and means nothing live")
         if self.sampling_rate != AudioParams.sampling_rate:
             raise UsageError("sampling_rate is for recordings: resample audio that is fed live")
         if self.agreement is not None and self.margin != LiveParams.margin:

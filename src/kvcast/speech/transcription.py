@@ -2,28 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from typing_extensions import override
 
 from kvcast.audio.features import RecordedAudio
 from kvcast.audio.timeline import Part
 from kvcast.decoding.speculative_decoding import DraftCounts
-from kvcast.engine.callers import JobCaller, Policy, PolicyCaller
-from kvcast.engine.jobs import Job
+from kvcast.engine.callers import Policy, PolicyCaller
 from kvcast.engine.requests import Request
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError
 from kvcast.speech.params import TranscribeParams
+from kvcast.speech.plausibility import Plausibility
+from kvcast.speech.segment_stream import SegmentStream
 from kvcast.transcripts.segments import (
     FRAMES_PER_SECOND,
-    Formats,
     Replacements,
     Segment,
-    Transcript,
     placed,
 )
 
@@ -55,6 +54,16 @@ class RecordingPart(Protocol):
         """Decode everything."""
 
 
+class Memory(Protocol):
+    """Results of a recording's parts, by keys that depend on everything that decides them."""
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return a result, of plain values, or None."""
+
+    def put(self, key: str, result: Mapping[str, Any]) -> None:
+        """Add a result."""
+
+
 class Plan(ABC, Generic[RecordingT]):
     """Cuts one recording into parts, as a kind of models needs them."""
 
@@ -67,11 +76,17 @@ class Plan(ABC, Generic[RecordingT]):
         `language` is set before the last one is over.
         """
 
+    def remember(self, memory: Memory) -> bool:
+        """Take results from a memory where it has them, and add others; return whether it can."""
+        del memory
+        return False
+
 
 class RecordingCaller(PolicyCaller):
     """A recording, opened on first use and released after its last segment or by `close`.
 
     `before_opening` is called right before the recording is opened; by default it does nothing.
+    `advice`: what may be wrong if the text is improbable.
     """
 
     def __init__(
@@ -82,6 +97,7 @@ class RecordingCaller(PolicyCaller):
         params: TranscribeParams,
         together: int,
         notices: Sequence[str] = (),
+        advice: str | None = None,
     ) -> None:
         super().__init__()
         self._opening = opening
@@ -95,6 +111,7 @@ class RecordingCaller(PolicyCaller):
         self._begun: deque[RecordingPart] = deque()
         self._error: Exception | None = None
         self._notices = list(notices)
+        self._plausibility = Plausibility(advice)
         self._drafts: list[DraftCounts] = []
         self._taken = 0
         self.before_opening: Callable[[], None] = lambda: None
@@ -115,10 +132,13 @@ class RecordingCaller(PolicyCaller):
             for (start, _), (first, end) in zip(self._params.clips, clips, strict=True)
             if first >= end and frames
         ]
-        no_speech_notices = (
-            self._recording.no_speech_notices if self._closed and not self._taken else ()
+        at_end = self._plausibility.notices if self._taken else self._recording.no_speech_notices
+        return (
+            *self._recording.notices,
+            *empty,
+            *self._notices,
+            *(at_end if self._closed else ()),
         )
-        return (*self._recording.notices, *empty, *self._notices, *no_speech_notices)
 
     @property
     def skipped(self) -> tuple[Part, ...] | None:
@@ -168,6 +188,7 @@ class RecordingCaller(PolicyCaller):
             first = self._begun[0] if self._begun else None
             if first is not None and first.segments:
                 self._taken += 1
+                self._plausibility.add(first.segments[0])
                 segment = placed(first.segments.popleft(), self._recording.timeline)
                 return self._replacements.apply(replace(segment, id=self._taken - 1))
             if first is not None and first.over:
@@ -206,75 +227,6 @@ class RecordingCaller(PolicyCaller):
         self.start(part.decode())
 
 
-class SegmentStream(Iterator[Segment], Formats):
-    """A recording's segments, decoded while they are taken; then iterating begins anew.
-
-    `segments`, `text` and the formats decode the rest first.
-    """
-
-    _closed: bool  # after the last segment, an error, or `close`
-
-    def __init__(self) -> None:
-        self._decoded: list[Segment] = []
-        self._transcript: Transcript | None = None
-
-    @property
-    @abstractmethod
-    def language(self) -> str:
-        """Code of the recording's language."""
-
-    @property
-    @abstractmethod
-    def duration(self) -> float:
-        """Seconds of the whole recording."""
-
-    @property
-    @abstractmethod
-    def notices(self) -> tuple[str, ...]:
-        """Notices for the user, one line each."""
-
-    @property
-    @abstractmethod
-    def skipped(self) -> tuple[Part, ...] | None:
-        """Parts that were left out because they are no speech; None without `vad`."""
-
-    @property
-    @abstractmethod
-    def draft(self) -> DraftCounts | None:
-        """Counts of drafted tokens in finished windows; None without `draft`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop, and release the recording."""
-
-    @override
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(tuple(self._decoded)) if self._closed else self
-
-    @property
-    @override
-    def transcript(self) -> Transcript:
-        if self._transcript is None:
-            for _ in self:
-                pass
-            self._transcript = Transcript.of(self, self._decoded)
-        return self._transcript
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return self.transcript.segments
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @override
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {len(self._decoded)} segments decoded>"
-
-
 class Transcription(RecordingCaller, SegmentStream):
     """Segments of one recording; the scheduler decodes others meanwhile."""
 
@@ -287,6 +239,7 @@ class Transcription(RecordingCaller, SegmentStream):
         params: TranscribeParams,
         priority: int = 0,
         notices: Sequence[str] = (),
+        advice: str | None = None,
     ) -> None:
         """Join the scheduler; nothing is opened or decoded yet.
 
@@ -295,7 +248,13 @@ class Transcription(RecordingCaller, SegmentStream):
         SegmentStream.__init__(self)
         together = params.batch or 1
         RecordingCaller.__init__(
-            self, opening, plan, params=params, together=together, notices=notices
+            self,
+            opening,
+            plan,
+            params=params,
+            together=together,
+            notices=notices,
+            advice=advice,
         )
         self.priority = priority
         self._scheduler = scheduler
@@ -305,6 +264,10 @@ class Transcription(RecordingCaller, SegmentStream):
         """Open the recording now; raises the errors of `kvcast.audio.features.open_features`."""
         _ = self._recording
         return self
+
+    def remember(self, memory: Memory) -> bool:
+        """Take results from a memory, before any is decoded; return whether the model can."""
+        return self._plan.remember(memory)
 
     @property
     @override
@@ -323,89 +286,18 @@ class Transcription(RecordingCaller, SegmentStream):
         """Decode until the next segment is complete."""
         while (segment := self.take_segment()) is None:
             if self._closed:
+                self.note_end()
                 raise StopIteration
             try:
                 self._scheduler.step()
             except BaseException:
                 self.close()
                 raise
-        self._decoded.append(segment)
-        return segment
+        return self.note(segment)
 
     @override
     def close(self) -> None:
-        self._scheduler.remove(self)
-        self._release()
-
-
-class ServedRecording(RecordingCaller, JobCaller):
-    opens: ClassVar[bool] = True
-    job: Job[Segment, Transcript]
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._segments: list[Segment] = []
-        self._transcript: Transcript | None = None
-
-    @property
-    @override
-    def ending(self) -> str | None:
-        if self._error is not None:
-            return "error"
-        return None if self._transcript is None else "stop"
-
-    @property
-    @override
-    def over(self) -> bool:
-        return self.ending is not None
-
-    @override
-    def open(self) -> None:
-        _ = self._recording
-
-    @override
-    def next_request(self) -> Request | None:
-        request = super().next_request()
-        self._publish()  # one without any window is over
-        return request
-
-    @override
-    def take(self, request: Request) -> None:
-        super().take(request)
-        self._publish()
-
-    @override
-    def fail(self, error: Exception) -> None:
-        super().fail(error)
-        self.close()
-
-    @override
-    def settle(self) -> None:
-        if self._error is not None:
-            self.job.fail(self._error)
-        elif self._transcript is not None:
-            self.job.finish(self._transcript)
-
-    @override
-    def close(self) -> None:
-        self._release()
-
-    def _publish(self) -> None:
-        while (segment := self.take_segment()) is not None:
-            self._note()
-            self._segments.append(segment)
-            self.totals.generated_tokens += len(segment.tokens)
-            self.job.put(segment)
-        if self._closed:
-            self._note()
-            self.totals.audio_seconds += self.duration
-            self._transcript = Transcript(
-                segments=tuple(self._segments),
-                language=self._plan.language or "",
-                duration=self.duration,
-                notices=self.notices,
-                skipped=self.skipped,
-            )
-
-    def _note(self) -> None:
-        self.job.language, self.job.duration = self._plan.language, self.duration
+        try:
+            self._scheduler.remove(self)
+        finally:  # the model may be closed
+            self._release()

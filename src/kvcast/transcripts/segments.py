@@ -1,5 +1,6 @@
 """Segments of a recording's text with their times, and replacement rules for names and terms."""
 
+import math
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from kvcast.errors import UsageError
-from kvcast.options import keywords_of
+from kvcast.keywords import keywords_of
 from kvcast.saving import save
 from kvcast.transcripts.params import SubtitleParams
 
 if TYPE_CHECKING:
     from kvcast.audio.timeline import Part, Timeline
     from kvcast.decoding.speculative_decoding import DraftCounts
-    from kvcast.speech.transcription import SegmentStream
+    from kvcast.speech.segment_stream import SegmentStream
 
 
 FRAMES_PER_SECOND = 100
@@ -60,6 +61,8 @@ class Segment:
         fallback: why each lower temperature was rejected, in the order tried.
         words: in order, with word timestamps.
         channel: of the recording, from 1 on, if channels are transcribed one by one.
+        score: of an aligned line, 0 to 1: the mean probability of its words. Those that are not
+            found count 0; a line without any has no words, and NaN for its times.
 
     """
 
@@ -77,6 +80,11 @@ class Segment:
     fallback: tuple[str, ...]
     words: tuple[Word, ...] | None = None
     channel: int | None = None
+    score: float | None = None
+
+    @property
+    def has_times(self) -> bool:
+        return math.isfinite(self.start)
 
 
 class Formats(ABC):
@@ -115,7 +123,8 @@ class Formats(ABC):
         """
         from kvcast.transcripts.writers import format_of
 
-        save(Path(path), self._render(format_of(path), params))
+        name = format_of(path)
+        save(Path(path), self._render(name, params))
 
     def _render(self, name: str, params: SubtitleParams) -> str:
         from kvcast.transcripts.writers import render

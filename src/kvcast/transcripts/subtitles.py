@@ -117,7 +117,8 @@ def _cues(segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup
 def _as_timed(
     segments: "Iterable[Segment]", params: SubtitleParams, markup: _Markup
 ) -> Iterator[_Cue]:
-    for channel, spoken in groupby(segments, key=attrgetter("channel")):
+    timed = (segment for segment in segments if segment.has_times)
+    for channel, spoken in groupby(timed, key=attrgetter("channel")):
         label = markup.spelled(channel_label(channel))
         for pieces in _grouped(spoken, params):
             words = [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from kvcast.errors import UsageError
+from kvcast.options import check_path
 from kvcast.transcripts.params import SubtitleParams
 from kvcast.transcripts.segments import Segment, Transcript, Word
 from kvcast.transcripts.subtitles import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kvcast.decoding.speculative_decoding import DraftCounts
 
 JSON_FORMAT = "kvcast.transcript"
-JSON_VERSION = 3
+JSON_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ def write_tsv(segments: Iterable[Segment]) -> Iterator[str]:
     """Yield a header line, then start and end in whole milliseconds and the text, tab-separated."""
     yield "start\tend\ttext\n"
     for segment in segments:
+        if not segment.has_times:
+            continue
         text = channel_label(segment.channel) + one_line(segment.text).strip().replace("\t", " ")
         yield f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n"
 
@@ -100,6 +103,7 @@ SUBTITLES = frozenset({"srt", "vtt", "ass", "lrc"})  # shaped by `SubtitleParams
 
 def format_of(path: str | Path) -> str:
     """Return the key of EXTENSIONS that a file's name ends with; raises UsageError."""
+    check_path("the transcript's file", path)
     ending = Path(path).suffix.lower().removeprefix(".")
     for name, extension in EXTENSIONS.items():
         if extension == ending:
@@ -134,6 +138,7 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
         "no_speech_prob": json_number(segment.no_speech_prob),
         "fallback": list(segment.fallback),
         "channel": segment.channel,
+        "score": None if segment.score is None else json_number(segment.score),
         "words": None if segment.words is None else [_word_fields(word) for word in segment.words],
     }
 

@@ -3,10 +3,10 @@
 Hotwords and the order before a prefix are faster-whisper's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from typing_extensions import override
@@ -124,6 +124,16 @@ class DecodingResult:
     complete: bool = True
     repetition: str | None = None
     draft: DraftCounts | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """Return the result of which `asdict` made this record, before or after JSON."""
+        draft = record["draft"]
+        values = {
+            "tokens": tuple(record["tokens"]),
+            "draft": None if draft is None else DraftCounts(**draft),
+        }
+        return cls(**{**record, **values})
 
 
 @dataclass(frozen=True)

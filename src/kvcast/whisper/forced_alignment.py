@@ -1,56 +1,53 @@
 """Forced alignment: finds when each word of a given text is spoken in a recording.
 
-The transcript decides which part of the text belongs to which window; each part is then forced into
-its window, and attention gives the times of its words, as in a transcription with word timestamps.
+The recording is transcribed, and the text's words are matched with the recognized ones. Parts of
+the text are then forced into the audio where they belong, and attention gives the times of their
+words, as in a transcription with word timestamps. Phrases that do not fit are left out.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from itertools import groupby
 from operator import attrgetter
+from statistics import fmean
 
 from kvcast.audio.features import MelWindows
 from kvcast.engine.callers import Policy
 from kvcast.errors import UsageError
+from kvcast.options import shown
 from kvcast.speech.params import TranscribeParams
 from kvcast.transcripts.segments import Segment, Transcript, Word, compression_ratio
 from kvcast.whisper.decoding import DecodingOptions
 from kvcast.whisper.long_form import LongForm
 from kvcast.whisper.requests import Features
-from kvcast.whisper.tokenizer import WhisperTokenizer
+from kvcast.whisper.text_placement import (
+    GivenWord,
+    MatchedText,
+    TextChunk,
+    given_words,
+    recognized_words,
+)
 from kvcast.whisper.windows import WindowRequests
 from kvcast.whisper.word_timestamps import (
     ENCODER_FRAMES_PER_SECOND,
-    WINDOW_FRAMES,
     Punctuation,
     Span,
-    TokenWord,
-    Window,
-    split_words,
+    TokenTimes,
     with_words,
 )
 
-_AHEAD = 40  # words of the text that are compared beyond twice the number of recognized words
-_DOUBTFUL = 0.5  # share of the text that must be recognized verbatim
+# Mean probability of a phrase's words from which on it counts as spoken. Of synthetic and read
+# speech, tiny.en and base gave spoken phrases 0.37 to 1, others 0.00 to 0.20, and others of which
+# most words are spoken 0.20 to 0.38.
+_FITS = 0.3
+_DOUBTFUL = 0.5  # share of the text found that must be recognized verbatim
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Transcript):
-    """A text with its times; each of its lines is a segment with words."""
-
-
-@dataclass(frozen=True)
-class _GivenWord:
-    word: TokenWord
-    line: int
-
-
-@dataclass(frozen=True)
-class _RecognizedWindow:
-    window: Window
-    words: tuple[str, ...]
+    """A text with its times: each of its lines is a segment with words and a score."""
 
 
 def aligned(
@@ -64,146 +61,143 @@ def aligned(
 ) -> Policy[Alignment]:
     """Find when a text's words are spoken; `attempts`: for the first decoding and each rejection.
 
-    Raises UsageError for an empty text, and a recording without recognized speech.
+    Raises UsageError for an empty text, a recording without recognized speech, and a text that is
+    not in the recording.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    given = list(_given(lines, requests.tokenizer, language))
-    if not given:
+    if not isinstance(text, str):
+        raise UsageError(f"the text to align must be a string, not {shown(text)}")
+    lines = {n: line.strip() for n, line in enumerate(text.splitlines(), 1) if line.strip()}
+    if not lines:
         raise UsageError("there is no text to align")
+    given = list(given_words(lines.values(), requests.tokenizer, language))
     clip = [(0, recording.content_frames)]
     form = LongForm(recording, clip, requests=requests, attempts=attempts, params=params)
     yield from form.decode()
-    recognized = list(_recognized_windows(form.segments, recording.content_frames))
-    if not recognized:
-        raise UsageError("no speech was recognised in the recording")
-    placed: list[tuple[int, Word]] = []
-    parts, known = _parts(given, recognized)
-    for part, window in zip(parts, recognized, strict=True):
-        if part:
-            placed += yield from _placed(part, window.window, recording, requests, language, params)
+    found = _matched(given, form.segments, recording)
+    forcing = _Forcing(requests, recording, language, params)
+    found, forced = yield from forcing.fitted(found)
+    if not forced:
+        raise UsageError(
+            "the text was not found in the recording: is it the text of another one, or in "
+            "another language than --language?"
+        )
+    segments = tuple(_segments([*lines.values()], given, forced, language))
     return Alignment(
-        segments=tuple(_lines(lines, placed, recognized, language)),
+        segments=segments,
         language=language,
         duration=recording.duration,
-        notices=(
-            *recording.notices,
-            *_notices(known, given),
-        ),
+        notices=(*recording.notices, *_notices([*lines], segments, given, found)),
     )
 
 
-def _given(
-    lines: Sequence[str], tokenizer: WhisperTokenizer, language: str
-) -> Iterator[_GivenWord]:
-    for number, line in enumerate(lines):
-        for word in split_words(tokenizer, tokenizer.encode(f" {line}"), language):
-            yield _GivenWord(word, number)
+def _matched(
+    given: Sequence[GivenWord], segments: Sequence[Segment], recording: MelWindows
+) -> MatchedText:
+    recognized = list(recognized_words(segments, recording.content_frames))
+    if not recognized:
+        raise UsageError("no speech was recognised in the recording")
+    text = MatchedText.of(given, recognized)
+    return text.without(text.without_room(recording.duration))
 
 
-def _recognized_windows(
-    segments: Sequence[Segment], content_frames: int
-) -> Iterator[_RecognizedWindow]:
-    for seek, spoken in groupby(segments, attrgetter("seek")):
-        words = tuple(word.word for segment in spoken for word in segment.words or ())
-        yield _RecognizedWindow(Window(seek, min(WINDOW_FRAMES, content_frames - seek)), words)
+@dataclass(frozen=True)
+class _Forced:
+    """A chunk's words with the times that they have in its audio, by their lines.
 
-
-def _parts(
-    given: Sequence[_GivenWord], recognized: Sequence[_RecognizedWindow]
-) -> tuple[list[Sequence[_GivenWord]], int]:
-    """Cut the text into each window's part; also return how many words are recognized as given."""
-    parts: list[Sequence[_GivenWord]] = []
-    done = known = 0
-    for number, window in enumerate(recognized):
-        following = recognized[number + 1].words if number + 1 < len(recognized) else ()
-        ahead = given[done : done + 2 * len(window.words + following) + _AHEAD]
-        count, equal = _share([_plain(each.word.text) for each in ahead], window.words, following)
-        known += equal
-        end = done + count if following else len(given)
-        parts.append(given[done:end])
-        done = end
-    return parts, known
-
-
-def _share(ahead: Sequence[str], words: Sequence[str], following: Sequence[str]) -> tuple[int, int]:
-    """Return how many of the next words belong to a window, and how many are recognized in it.
-
-    Words between its last recognized one and the next window's first are divided in proportion to
-    the differing words that were recognized there.
+    `probabilities`: of its given words, in order.
     """
-    here = [_plain(word) for word in words]
-    recognized = [*here, *map(_plain, following)]
-    blocks = SequenceMatcher(None, ahead, recognized, autojunk=False).get_matching_blocks()
-    pairs = [(b.a + i, b.b + i) for b in blocks for i in range(b.size) if ahead[b.a + i]]
-    in_window = [pair for pair in pairs if pair[1] < len(here)]
-    after = [pair for pair in pairs if pair[1] >= len(here)]
-    last, last_recognized = in_window[-1] if in_window else (-1, -1)
-    first = after[0][0] if after else len(ahead)
-    count = last + 1 + min(len(here) - 1 - last_recognized, first - last - 1)
-    while count < first and not ahead[count]:  # punctuation belongs to the word before it
-        count += 1
-    return count, len(in_window)
+
+    chunk: TextChunk
+    words: Mapping[int, tuple[Word, ...]]
+    probabilities: tuple[float, ...]
 
 
-def _plain(word: str) -> str:
-    return "".join(character for character in word.casefold() if character.isalnum())
+class _Forcing:
+    def __init__(
+        self,
+        requests: WindowRequests,
+        recording: MelWindows,
+        language: str,
+        params: TranscribeParams,
+    ) -> None:
+        self._requests, self._recording = requests, recording
+        self._language, self._task = language, params.task
+        self._punctuation = Punctuation(params.prepend_punctuations, params.append_punctuations)
+        self._forced = dict[TextChunk, _Forced]()
+
+    def fitted(self, text: MatchedText) -> Policy[tuple[MatchedText, list[_Forced]]]:
+        """Force a text into its audio, again without the phrases that do not fit, until all fit."""
+        while True:
+            chunks = list(text.chunks())
+            for chunk in chunks:
+                if chunk not in self._forced:
+                    self._forced[chunk] = yield from self._force(chunk)
+            forced = [self._forced[chunk] for chunk in chunks]
+            fits = _by(attrgetter("phrase"), forced)
+            unfit = {phrase for phrase, each in fits.items() if fmean(each) < _FITS}
+            if not unfit:
+                return text, forced
+            text = text.without(unfit)
+
+    def _force(self, chunk: TextChunk) -> Policy[_Forced]:
+        audio = chunk.audio
+        by_line = {
+            line: tuple(token for word in words for token in word.tokens)
+            for line, words in groupby(chunk.words, attrgetter("line"))
+        }
+        times = yield from self._requests.align(
+            Features(self._recording.window(audio.seek, audio.seek + audio.frames)),
+            [token for tokens in by_line.values() for token in tokens],
+            language=self._language,
+            task=self._task,
+            frames=round(audio.duration * ENCODER_FRAMES_PER_SECOND),
+        )
+        fitted = with_words(
+            [Span(audio.start, audio.end, tokens) for tokens in by_line.values()],
+            times,
+            audio,
+            tokenizer=self._requests.tokenizer,
+            language=self._language,
+            punctuation=self._punctuation,
+            last_speech=audio.start,
+        )
+        words = {line: span.words or () for line, span in zip(by_line, fitted, strict=True)}
+        return _Forced(chunk, words, tuple(_probabilities(chunk.words, times)))
 
 
-def _placed(
-    part: Sequence[_GivenWord],
-    window: Window,
-    recording: MelWindows,
-    requests: WindowRequests,
-    language: str,
-    params: TranscribeParams,
-) -> Policy[list[tuple[int, Word]]]:
-    lines_of_part = sorted({each.line for each in part})
-    spans = [
-        Span(window.start, window.end, tuple(_tokens(each for each in part if each.line == number)))
-        for number in lines_of_part
-    ]
-    times = yield from requests.align(
-        Features(recording.window(window.seek, window.seek + window.frames)),
-        [token for span in spans for token in span.tokens],
-        language=language,
-        task=params.task,
-        frames=round(window.duration * ENCODER_FRAMES_PER_SECOND),
-    )
-    fitted = with_words(
-        spans,
-        times,
-        window,
-        tokenizer=requests.tokenizer,
-        language=language,
-        punctuation=Punctuation(params.prepend_punctuations, params.append_punctuations),
-        last_speech=window.start,
-    )
-    return [
-        (number, word)
-        for number, span in zip(lines_of_part, fitted, strict=True)
-        for word in span.words or ()
-    ]
+def _probabilities(words: Sequence[GivenWord], times: TokenTimes) -> Iterator[float]:
+    first = 0
+    for word in words:
+        begin, end = word.spelled
+        yield float(times.probabilities_n[first + begin : first + end].mean())
+        first += len(word.tokens)
 
 
-def _tokens(words: Iterable[_GivenWord]) -> Iterator[int]:
-    for each in words:
-        yield from each.word.tokens
+def _by(
+    part: Callable[[GivenWord], int], forced: Iterable[_Forced]
+) -> Mapping[int, Sequence[float]]:
+    """Return the probabilities of each phrase's or line's words."""
+    parts = defaultdict[int, list[float]](list)
+    for each in forced:
+        for word, probability in zip(each.chunk.words, each.probabilities, strict=True):
+            parts[part(word)].append(probability)
+    return parts
 
 
-def _lines(
-    lines: Sequence[str],
-    placed: Sequence[tuple[int, Word]],
-    recognized: Sequence[_RecognizedWindow],
-    language: str,
+def _segments(
+    lines: Sequence[str], given: Sequence[GivenWord], forced: Sequence[_Forced], language: str
 ) -> Iterator[Segment]:
-    latest = 0.0
+    counts = Counter(word.line for word in given)
+    probabilities = _by(attrgetter("line"), forced)
+    seek = 0
     for number, text in enumerate(lines):
-        words = tuple(word for line, word in placed if line == number)
-        start, end = (words[0].start, words[-1].end) if words else (latest, latest)
-        latest = end
+        spoken = [(each, words) for each in forced if (words := each.words.get(number))]
+        words = tuple(word for _, found in spoken for word in found)
+        seek = spoken[0][0].chunk.audio.seek if spoken else seek
+        start, end = (words[0].start, words[-1].end) if words else (math.nan, math.nan)
         yield Segment(
             id=number,
-            seek=max((w.window.seek for w in recognized if w.window.start <= start), default=0),
+            seek=seek,
             start=start,
             end=end,
             text=f" {text}",
@@ -215,18 +209,42 @@ def _lines(
             no_speech_prob=0.0,
             fallback=(),
             words=words,
+            score=sum(probabilities.get(number, ())) / counts[number],
         )
 
 
 def _mean_log(probabilities: Sequence[float]) -> float:
     logs = [math.log(max(probability, 1e-9)) for probability in probabilities]
-    return sum(logs) / len(logs) if logs else 0.0
+    return sum(logs) / len(logs) if logs else math.nan
 
 
-def _notices(known: int, given: Sequence[_GivenWord]) -> Iterator[str]:
-    words = sum(bool(_plain(each.word.text)) for each in given)
+def _notices(
+    lines: Sequence[int],
+    segments: Sequence[Segment],
+    given: Sequence[GivenWord],
+    found: MatchedText,
+) -> Iterator[str]:
+    """Yield what is missing; `lines`: the segments' line numbers in the text's file."""
+    missing = {segment.id for segment in segments if not segment.words}
+    phrases = {word.phrase for word in found.words}
+    partly = {word.line for word in given if word.phrase not in phrases} - missing
+    if missing:
+        yield f"not found in the recording: {_numbered(lines[at] for at in sorted(missing))}"
+    if partly:
+        yield f"found only in part: {_numbered(lines[at] for at in sorted(partly))}"
+    words, known = len(found.words), len(found.pairs)
     if known < _DOUBTFUL * words:
         yield (
             f"of {words} words, {known} were recognised as given: does the text belong to the "
             "recording?"
         )
+
+
+def _numbered(lines: Iterable[int]) -> str:
+    """Return line numbers as text: `lines 1 to 3, 5`."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(lines), lambda each: each[1] - each[0])
+    ]
+    named = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"line{'' if named.isdigit() else 's'} {named}"

@@ -18,7 +18,7 @@ from kvcast.engine.callers import Policy
 from kvcast.runtimes.base import Float32
 from kvcast.speech.params import TranscribeParams
 from kvcast.speech.recordings import WindowSource, cut_first_chunk
-from kvcast.speech.transcription import Plan, RecordingPart, clipped_frames
+from kvcast.speech.transcription import Memory, Plan, RecordingPart, clipped_frames
 from kvcast.transcripts.segments import FRAMES_PER_SECOND, Segment
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult
 from kvcast.whisper.hallucinations import KeptSegments, WindowText, WordTimestamps
@@ -119,6 +119,8 @@ def _has_no_speech(result: DecodingResult, params: TranscribeParams) -> bool:
     return limit is not None and result.no_speech_prob > limit
 
 
+_WORTH_TELLING = 500  # frames of 10 ms
+_OTHER = "it may be in another language (--multilingual, with a multilingual model)"
 PROMPT_RESET_TEMPERATURE = 0.5  # a text above it does not condition the next window
 
 
@@ -161,6 +163,7 @@ class LongForm:
         self._found = 0
         self.drafts: list[DraftCounts] = []
         self.notices: list[tuple[float, str]] = []
+        self._unheard: list[Window] = []  # not silent, and taken for no speech
         self.segments: deque[Segment] = deque()
         self.over = False
 
@@ -174,6 +177,10 @@ class LongForm:
             )
             if self._clips:
                 yield None  # may have to wait for the next window
+        if self._unheard and self._found:
+            seconds = sum(window.duration for window in self._unheard)
+            told = f"{seconds:.0f} s were taken for no speech: if somebody speaks there, {_OTHER}"
+            self.notices.append((self._unheard[0].start, told))
         self.over = True
 
     def _decode_window(self, window: Window, span: LanguageSpan | None) -> Policy[None]:
@@ -186,6 +193,8 @@ class LongForm:
         if self._attempts[0].prefix is not None:
             self._attempts = [replace(options, prefix=None) for options in self._attempts]
         if is_silence(result, self._params):
+            if window.frames >= _WORTH_TELLING:
+                self._unheard.append(window)
             self._advance(window.frames)
             return
         if result.repetition is not None:
@@ -300,6 +309,11 @@ class WhisperPlan(Plan[MelWindows]):
         self._requests = requests
         self._attempts = attempts
         self._params = params
+
+    @override
+    def remember(self, memory: Memory) -> bool:
+        self._requests = self._requests.remembering(memory)
+        return True
 
     @override
     def parts(self, recording: MelWindows, begin: Begin) -> Policy[None]:

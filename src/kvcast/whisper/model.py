@@ -17,7 +17,7 @@ from kvcast.engine.callers import JobCaller, Policy
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.whisper import WhisperDimensions
-from kvcast.options import keywords_of
+from kvcast.keywords import keywords_of
 from kvcast.runtimes.base import EncoderDecoder
 from kvcast.speech.abilities import ABILITIES, Abilities
 from kvcast.speech.base import Answer, Decoding, TranscriptionModel
@@ -60,7 +60,7 @@ class WhisperModel(TranscriptionModel):
                 f"{_WINDOW_SECONDS} s, as published Whispers have"
             )
         self.runtime = runtime
-        self.tokenizer = tokenizer
+        self.tokenizer: WhisperTokenizer = tokenizer
         self.dimensions: WhisperDimensions = dimensions
 
     @property
@@ -220,7 +220,18 @@ class WhisperModel(TranscriptionModel):
             widths=[options.strategy().width for options in attempts],
             capacity=context,
             notices=self._notices(params),
+            advice=self._advice(params),
         )
+
+    def _advice(self, params: TranscribeParams) -> str:
+        if not self.is_multilingual:
+            return (
+                "this model knows English only; for another language take a multilingual one, such "
+                "as demo-base or openai/whisper-base"
+            )
+        if params.language is not None:
+            return f"is {params.language!r} the language spoken? without language it is detected"
+        return "the language may be detected wrongly: give language"
 
     def _notices(self, params: TranscribeParams) -> tuple[str, ...]:
         initial = initial_tokens(params, self.tokenizer)

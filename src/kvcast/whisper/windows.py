@@ -1,6 +1,8 @@
 """Windows of 30 seconds, as in openai/whisper's decoding.py: policies that make requests."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from kvcast.engine.callers import JobCaller, Policy, PolicyCaller, Result
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import EncoderDecoder, Float32
+from kvcast.speech.transcription import Memory
 from kvcast.whisper.decoding import DecodingOptions, DecodingResult, WindowPrompt
 from kvcast.whisper.requests import (
     AlignmentRequest,
@@ -35,6 +38,10 @@ class WindowRequests:
         self.tokenizer = tokenizer
         self._context = context
         self._speculations = speculations
+
+    def remembering(self, memory: Memory) -> "WindowRequests":
+        """Return the same, with results from a memory where it has them."""
+        return RememberingRequests(memory, self.tokenizer, self._context, self._speculations)
 
     @property
     def room(self) -> int:
@@ -121,6 +128,54 @@ class WindowRequests:
         among_v[: self.tokenizer.eot] = 0
         among_v[list(self.tokenizer.added_text)] = 0
         return among_v
+
+
+class RememberingRequests(WindowRequests):
+    """Takes results from a memory where it has them, and adds the others to it.
+
+    A result is found by the SHA-256 of everything that decides it, the audio included.
+    """
+
+    def __init__(self, memory: Memory, *given: Any) -> None:
+        super().__init__(*given)
+        self._memory = memory
+
+    @override
+    def languages(self, window: Features) -> Policy[dict[str, float]]:
+        asked = super().languages(window)
+        record = yield from self._remembered(_key(window, "languages"), asked, dict)
+        return dict(record)
+
+    @override
+    def decode(
+        self, window: Features, options: DecodingOptions, **given: Any
+    ) -> Policy[DecodingResult]:
+        asked = super().decode(window, options, **given)
+        key = _key(window, "decode", options, sorted(given.items()))
+        record = yield from self._remembered(key, asked, asdict)
+        return DecodingResult.of(record)
+
+    @override
+    def align(self, window: Features, text: Sequence[int], **given: Any) -> Policy[TokenTimes]:
+        asked = super().align(window, text, **given)
+        key = _key(window, "align", list(text), sorted(given.items()))
+        record = yield from self._remembered(key, asked, TokenTimes.record)
+        return TokenTimes.of(record)
+
+    def _remembered(
+        self, key: str, policy: Policy[Result], record: Callable[[Result], Mapping[str, Any]]
+    ) -> Policy[Mapping[str, Any]]:
+        if (known := self._memory.get(key)) is not None:
+            return known
+        result = yield from policy
+        self._memory.put(key, made := record(result))
+        return made
+
+
+def _key(window: Features, *given: Any) -> str:
+    digest = hashlib.sha256(window.features_mt.tobytes())
+    digest.update(repr(given).encode())
+    return digest.hexdigest()
 
 
 class WindowDecoder:

@@ -5,10 +5,10 @@ warping (DTW) is in `kvcast.runtimes.alignment` and in the native library.
 """
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -188,6 +188,18 @@ class TokenTimes:
     begins_n: Int64
     probabilities_n: Float32
     attended_n: Int64
+
+    def record(self) -> dict[str, Any]:
+        """Return the times as lists, of which `of` makes the same."""
+        return {name: values_n.tolist() for name, values_n in vars(self).items()}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        return cls(
+            begins_n=np.array(record["begins_n"], np.int64),
+            probabilities_n=np.array(record["probabilities_n"], np.float32),
+            attended_n=np.array(record["attended_n"], np.int64),
+        )
 
     def padded(self, count: int) -> Self:
         """Return the times of `count` tokens; the last ones may lack times."""

@@ -144,7 +144,7 @@ class Journal:
         self.damaged = 0  # lines that could not be read
         self._path = state / _JOURNAL
         lines, header = 0, None
-        for line in _lines(self._path):
+        for line in read_lines(self._path):
             lines += 1
             record = unsealed(line)
             if record is not None and header is None and record.get("format") == JOURNAL_FORMAT:
@@ -212,7 +212,7 @@ def unsealed(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a journal, an overlong one as one that cannot be read."""
     try:
         # Whatever is there instead of a file must not be waited for, and a link leads elsewhere.

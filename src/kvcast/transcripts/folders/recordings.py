@@ -26,7 +26,8 @@ from kvcast.transcripts.params import FolderParams
 from kvcast.transcripts.segments import Transcript
 
 if TYPE_CHECKING:
-    from kvcast.speech.base import AnyTranscription, TranscriptionModel
+    from kvcast.speech.base import TranscriptionModel
+    from kvcast.speech.channels import AnyTranscription
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
