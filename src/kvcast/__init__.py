@@ -18,7 +18,9 @@ Names are imported when they are first used, so ``import kvcast`` costs next to 
 """
 
 import os
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # ONNX Runtime sends telemetry about every opened model unless this is set before its import.
@@ -27,12 +29,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     from kvcast.decoding.grammar import Grammar
     from kvcast.engine.engine import Engine
+    from kvcast.engine.model import Model
     from kvcast.errors import KvcastError
     from kvcast.loading.exporting import export_bundle
     from kvcast.loading.opening import load
     from kvcast.speech.live import LiveTranscription
     from kvcast.speech.transcription import Transcription
-    from kvcast.text.model import TextModel, TextSession
+    from kvcast.text.model import TextModel
+    from kvcast.text.session import TextSession
     from kvcast.text.text2text import BartModel, T5GemmaModel, T5Model, UnilmModel
     from kvcast.text.texts import TextGeneration
     from kvcast.transcripts.segments import Segment, Word
@@ -48,6 +52,7 @@ __all__ = [
     "Grammar",
     "KvcastError",
     "LiveTranscription",
+    "Model",
     "Segment",
     "T5GemmaModel",
     "T5Model",
@@ -70,12 +75,13 @@ _HOMES = {
     "Grammar": "kvcast.decoding.grammar",
     "KvcastError": "kvcast.errors",
     "LiveTranscription": "kvcast.speech.live",
+    "Model": "kvcast.engine.model",
     "Segment": "kvcast.transcripts.segments",
     "T5GemmaModel": "kvcast.text.text2text",
     "T5Model": "kvcast.text.text2text",
     "TextGeneration": "kvcast.text.texts",
     "TextModel": "kvcast.text.model",
-    "TextSession": "kvcast.text.model",
+    "TextSession": "kvcast.text.session",
     "Transcription": "kvcast.speech.transcription",
     "UnilmModel": "kvcast.text.text2text",
     "WhisperModel": "kvcast.whisper.model",
@@ -85,14 +91,41 @@ _HOMES = {
 }
 
 
+_ELSEWHERE = ("load_model", "pipeline", "Llama", "LLM", "AutoModel", "AutoModelForCausalLM")
+
+
 def __getattr__(name: str) -> Any:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(import_module(home), name)
+    hint = "; kvcast.load opens every model" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    """Return the public names as well, for tab completion and `help`; nothing is imported."""
-    return sorted({*globals(), *__all__})
+    """Return the public names, for tab completion and `help`; nothing is imported."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+class _Module(ModuleType):
+    """Has the public names as properties, whose values tab completion does not read."""
+
+
+def _imported_when_read(name: str, home: str) -> property:
+    """Return the property of a public name, whose value a test or a user may replace."""
+
+    def read(module: ModuleType) -> Any:
+        replaced = vars(module)
+        return replaced[name] if name in replaced else getattr(import_module(home), name)
+
+    def replace(module: ModuleType, value: Any) -> None:
+        vars(module)[name] = value
+
+    def restore(module: ModuleType) -> None:
+        if name not in vars(module):
+            raise AttributeError(f"{name} cannot be deleted")
+        del vars(module)[name]
+
+    return property(read, replace, restore)
+
+
+for _name, _home in _HOMES.items():
+    setattr(_Module, _name, _imported_when_read(_name, _home))
+sys.modules[__name__].__class__ = _Module

@@ -1,37 +1,27 @@
 """Options, each declared once: a field of a frozen dataclass, with its bounds and its help.
 
-`keywords_of` turns such a dataclass into the keywords of a public method, the command line turns it
-into arguments (`kvcast.cli.arguments`), and the documentation shows it as a table. This module
-is independent of any particular option.
+`kvcast.keywords` turns such a dataclass into the keywords of a public method, the command line into
+arguments (`kvcast.cli.arguments`), and the documentation shows it as a table. This module is
+independent of any particular option.
 """
 
 import dataclasses
-import inspect
 import math
 import numbers
+import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import (
-    Any,
-    Concatenate,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from typing_extensions import override
 
 from kvcast.errors import UsageError
+from kvcast.foreign_options import ForeignOptions
 
 __all__ = [
     "FILLED",
@@ -43,8 +33,11 @@ __all__ = [
     "Option",
     "Params",
     "Text",
-    "keywords_of",
+    "check_number",
+    "check_path",
+    "plain",
     "seconds_of",
+    "shown",
 ]
 
 
@@ -56,6 +49,28 @@ def seconds_of(text: str) -> float:
     if re.fullmatch(r"(\d+:)?\d+:\d\d(\.\d*)?", text.strip()) is None:
         return float(text)
     return sum(float(part) * 60.0**i for i, part in enumerate(reversed(text.split(":"))))
+
+
+def plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays as Python's numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it."""
+    return textwrap.shorten(repr(value), 80, placeholder="…")
+
+
+def check_path(name: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"{name} must be a path, not {shown(value)}")
+
+
+def check_number(name: str, value: object, kind: type[int] | type[float], least: float) -> None:
+    """Raise UsageError for a value that is not such a finite number."""
+    problem = Bounds(least=least).problem(value, kind)
+    if isinstance(value, bool) or problem is not None:
+        raise UsageError(f"{name} {problem or f'must be a number, not {value}'}")
 
 
 D = TypeVar("D")
@@ -77,9 +92,9 @@ class Bounds(Check):
     @override
     def problem(self, value: Any, kind: type) -> str | None:
         if kind is int and not isinstance(value, numbers.Integral):
-            return f"must be a whole number, not {value!r}"
+            return f"must be a whole number, not {shown(value)}"
         if not isinstance(value, numbers.Real):
-            return f"must be a number, not {value!r}"
+            return f"must be a number, not {shown(value)}"
         return None if self._admits(float(value)) else f"must be {self}, not {value}"
 
     def _admits(self, value: float) -> bool:
@@ -112,7 +127,7 @@ class Text(Check):
     @override
     def problem(self, value: Any, kind: type) -> str | None:
         if not isinstance(value, str):
-            return f"must be a string, not {value!r}"
+            return f"must be a string, not {shown(value)}"
         if self.filled and not value:
             return "is empty"
         try:
@@ -137,11 +152,13 @@ class Choice(Check):
 
     @override
     def problem(self, value: Any, kind: type) -> str | None:
-        words, named = self.words(), self.file and isinstance(value, str)
-        if value in words or (named and Path(value).suffix == Path(self.file).suffix):
-            return None
+        words = self.words()
+        if isinstance(value, str):
+            is_file = self.file and Path(value).suffix == Path(self.file).suffix
+            if value in words or is_file:
+                return None
         files = f" or a file {self.file}" if self.file else ""
-        return f"must be one of {', '.join(words)}{files}, not {value!r}"
+        return f"must be one of {', '.join(words)}{files}, not {shown(value)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +247,9 @@ class Declared:
         is_wrong = isinstance(value, bool) != (self.kind is bool)
         if self.kind in _KINDS and not single:
             is_wrong |= not isinstance(value, numbers.Real)
-        return f"must be {_KINDS.get(self.kind, 'a string')}, not {value!r}" if is_wrong else None
+        return (
+            f"must be {_KINDS.get(self.kind, 'a string')}, not {shown(value)}" if is_wrong else None
+        )
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
@@ -249,9 +268,15 @@ class Params:
 
     """
 
+    foreign: ClassVar[ForeignOptions] = {}
+    """Options of other libraries, for users who call with one of them."""
+
     def __post_init__(self) -> None:
         for option in self.declared():
-            option.check(getattr(self, option.name))
+            given = getattr(self, option.name)
+            if (value := plain(given)) is not given:
+                object.__setattr__(self, option.name, value)
+            option.check(value)
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
@@ -296,121 +321,3 @@ def _declare(field: "dataclasses.Field[Any]", hint: Any) -> Declared:
         default=field.default,
         option=field.metadata["option"],
     )
-
-
-P = ParamSpec("P")
-T = TypeVar("T", bound=Params)
-T_co = TypeVar("T_co", bound=Params, covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
-Owner = TypeVar("Owner")
-Owner_contra = TypeVar("Owner_contra", contravariant=True)
-First = TypeVar("First")
-First_contra = TypeVar("First_contra", contravariant=True)
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class _TakesParams(Protocol[Owner_contra, First_contra, T_contra, R_co]):
-    """A method with one argument, which has a default, besides `params`."""
-
-    def __call__(
-        self, owner: Owner_contra, first: First_contra = ..., /, *, params: T_contra
-    ) -> R_co: ...
-
-
-class _TakesKeywords(Protocol[First_contra, P, R_co]):
-    def __call__(
-        self, first: First_contra = ..., /, *args: P.args, **keywords: P.kwargs
-    ) -> R_co: ...
-
-
-class _Method(Protocol[Owner_contra, First_contra, P, R_co]):
-    """The decorated method as type checkers see it; at run time it is a function."""
-
-    def __get__(
-        self, instance: Owner_contra, owner: type
-    ) -> _TakesKeywords[First_contra, P, R_co]: ...
-
-
-class _Decorator(Protocol[P, T_co]):
-    @overload
-    def __call__(
-        self, function: _TakesParams[Owner, First, T_co, R]
-    ) -> _Method[Owner, First, P, R]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[[Owner, First, T_co], R]
-    ) -> Callable[Concatenate[Owner, First, P], R]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[[First, T_co], R]
-    ) -> Callable[Concatenate[First, P], R]: ...
-
-
-def keywords_of(
-    params: Callable[P, T], completed: Callable[[type[T], Any, Mapping[str, Any]], T] | None = None
-) -> _Decorator[P, T]:
-    """Return a decorator for a function whose last argument is `params`, of this class.
-
-    `completed` makes them for a method, of its owner and the keywords that were given.
-
-    The decorated function takes the fields as keywords, with their types and defaults. Type
-    checkers and `inspect.signature` see each keyword; in the docstring, the options' help replaces
-    the line of `params`. To type checkers, the arguments before the keywords are positional.
-    """
-    made = cast("type[T]", params)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        keywords_shown = _keywords(made)
-        names = frozenset(parameter.name for parameter in keywords_shown)
-
-        @wraps(function)
-        def taking(*given: Any, **keywords: Any) -> Any:
-            options = {name: keywords.pop(name) for name in names & keywords.keys()}
-            if completed is None:
-                return function(*given, **keywords, params=made(**options))
-            return function(*given, **keywords, params=completed(made, given[0], options))
-
-        signature = inspect.signature(function)
-        kept = [
-            parameter for parameter in signature.parameters.values() if parameter.name != "params"
-        ]
-        taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*kept, *keywords_shown]
-        )
-        docstring = inspect.getdoc(function) or ""
-        taking.__doc__ = "\n".join(_documented(docstring, made.declared()))
-        return taking
-
-    return cast("_Decorator[P, T]", decorate)
-
-
-def _keywords(params: type[Params]) -> list[inspect.Parameter]:
-    """Return a parameter for every field; fields without an `Option` are for Python alone."""
-    types = get_type_hints(params)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=types[field.name],
-        )
-        for field in dataclasses.fields(params)
-        if field.init
-    ]
-
-
-def _documented(docstring: str, options: Sequence[Declared]) -> Iterator[str]:
-    """Yield the lines of a docstring, with a line for each option in the place of `params`."""
-    for line in docstring.splitlines():
-        if not line.lstrip().startswith("params:"):
-            yield line
-            continue
-        margin = line[: line.index("p")]
-        for option in options:
-            words = f"{option.name}: {option.help} (default: {option.default_in_words})"
-            yield from textwrap.wrap(
-                words, 96, initial_indent=margin, subsequent_indent=margin + "    "
-            )

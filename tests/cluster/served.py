@@ -17,7 +17,7 @@ from cluster.nodes import start
 from kit.tiny_gguf import tiny_llama
 from server.serving import until
 
-LONG = {"model": "tiny.gguf", "prompt": "hello", "max_tokens": 5000, "logit_bias": {"2": -100}}
+LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 5000, "logit_bias": {"2": -100}}
 
 
 def free_port() -> int:
@@ -56,7 +56,8 @@ def begun(
         command = Command(process, f"http://127.0.0.1:{port}", Path(log.name))
         try:
             until(lambda: "serving " in command.said() or process.poll() is not None)
-            assert command.said() == f"kvcast: serving {model.name} at {command.url}\n"
+            name = model.name.removesuffix(".gguf")
+            assert command.said() == f"kvcast: serving {name} at {command.url}\n"
             yield command
         finally:
             process.kill()

@@ -96,7 +96,7 @@ def test_without_ray_the_extra_is_named(folder, error_line, monkeypatch):
         return imported(name, *given, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert main(["generate", "--prompts", str(folder / "p.txt"), "--ray", "local"]) == 1
+    assert main(["generate", "-m", "m", "--prompts", str(folder / "p.txt"), "--ray", "local"]) == 1
     assert "--ray needs Ray: pip install 'kvcast[ray]'" in error_line()
 
 

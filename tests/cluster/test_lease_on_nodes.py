@@ -62,7 +62,8 @@ def test_a_killed_commands_server_is_replaced(tmp_path, cluster):
         code, _, err = run("serve", "demo", "--ray", cluster.address, "--port", free_port())
         assert code == 2
         assert f"serves kvcast already, by process {command.process.pid} of " in err
-    assert complete(command.url, max_tokens=1).status_code == 200
+    # It answers until the cluster notices.
+    assert complete(command.url, max_tokens=1).status_code in (200, 404)
     # Elsewhere, since nobody else uses what was left.
     with serving(cluster.address, tmp_path) as url:
         assert complete(url, max_tokens=1).status_code == 200

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from kit.dimensions import GEMMA3, GRANITE4, LFM2, LLAMA, MISTRAL, MIXED, QWEN3_5, SIMBERT, SMALL_T5
+from kit.dimensions import (
+    DSA,
+    GEMMA3,
+    GRANITE4,
+    KIMI,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    MIXED,
+    QWEN3_5,
+    SIMBERT,
+    SMALL_T5,
+    YOUTU,
+)
 from kit.letters import Letters
 from kit.marks import slow
 from kit.models import opened
@@ -23,6 +36,9 @@ from kvcast.text.text2text import T5Model, UnilmModel
 CASES = [
     (GEMMA3, "onnx"),
     (QWEN3_5, "native"),
+    slow(YOUTU, "native"),
+    slow(DSA, "native"),
+    slow(KIMI, "native"),
     slow(GRANITE4, "native"),
     slow(LFM2, "native"),
     slow(QWEN3_5, "onnx"),

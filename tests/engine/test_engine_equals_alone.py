@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from kit.dimensions import (
     COHERE2,
+    DSA,
     GEMMA3,
     GEMMA4,
     GPT_OSS,
     GRANITE4,
+    KIMI,
     LFM2,
     LLAMA,
     MINISTRAL3,
@@ -26,6 +28,7 @@ from kit.dimensions import (
     QWEN3_5,
     ROFORMER,
     SMALL_T5,
+    YOUTU,
 )
 from kit.marks import slow
 from kit.text_models import model, prompt
@@ -71,7 +74,10 @@ def conversations() -> list[tuple[list[int], dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("dimensions", "runtime"),
     [
-        *((dimensions, "native") for dimensions in (LLAMA, MISTRAL, GEMMA4, LFM2, QWEN3_5)),
+        *(
+            (dimensions, "native")
+            for dimensions in (LLAMA, MISTRAL, GEMMA4, LFM2, QWEN3_5, YOUTU, DSA, KIMI)
+        ),
         (MISTRAL, "onnx"),
         *(slow(dimensions, "onnx") for dimensions in (LLAMA, GEMMA3)),
         # Further kinds of layers: state spaces, sinks, learned positions, blocks beside each other.

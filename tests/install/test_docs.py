@@ -35,6 +35,14 @@ def test_there_are_blocks_to_run() -> None:
     assert len(COMMANDS) >= 3
 
 
+def test_the_comparison_of_programs_has_no_empty_cell() -> None:
+    page = (ROOT / "docs" / "index.md").read_text("utf-8")
+    section = page.partition("## Five tasks")[2].partition("\n## ")[0]
+    head, _, *rows = [line.strip("|").split("|") for line in re.findall(r"^\|.*\|$", section, re.M)]
+    assert len(rows) > 5
+    assert all(len(row) == len(head) and all(map(str.strip, row)) for row in rows)
+
+
 @pytest.mark.parametrize(
     "block",
     [
@@ -86,7 +94,8 @@ def test_a_recipe_is_found_followed_and_exported(tmp_path, capsys, monkeypatch):
         program, *words = shlex.split(command)
         assert program == "kvcast"
         words = [str(model) if word == "demo" else word for word in words]
-        assert main([*words, "--quiet"]) == 0
+        quiet = [] if words[0] == "export" else ["--quiet"]  # which prints no list of files
+        assert main([*words, *quiet]) == 0
         printed.append(capsys.readouterr().out)
     found, transcript, files = printed
     [flips] = re.findall(r"chosen +([\d.]+)%", found)

@@ -27,7 +27,7 @@ def test_there_are_two_commands_of_one_line_each() -> None:
 def test_the_first_command_transcribes_the_example_and_imports_no_extra(tmp_path: Path) -> None:
     install, transcribe = commands()[0].split(" && ")
     assert install.startswith("pip install ")
-    assert "[demo]" in install
+    assert "[demo,media]" in install
     program, *words = shlex.split(transcribe)
     assert program == "kvcast"
     for name in ("av", "gguf", "onnxruntime", "torch"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvcast.families.alternating import Alternating
 from kvcast.families.audio_decoder import AudioDecoderDimensions
 from kvcast.families.audio_encoder import WhisperEncoder
 from kvcast.families.bart import BartDimensions
@@ -15,7 +16,9 @@ from kvcast.families.canary import CanaryDimensions
 from kvcast.families.causal_encoder import CausalEncoder
 from kvcast.families.conformer import Conformer
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.feed_forwards import Routing
 from kvcast.families.gemma_stack import GemmaStack
+from kvcast.families.latents import Indexer, Latents
 from kvcast.families.mixers import DeltaNet, StateSpace
 from kvcast.families.moonshine import MoonshineDimensions
 from kvcast.families.parakeet import ParakeetDimensions
@@ -237,6 +240,15 @@ QWEN2_MOE = replace(
     dense_layers=(0,),
     dense_inner=96,
 )
+DOTS1 = replace(
+    QWEN2_MOE,
+    architecture="dots1",
+    experts_normalised=True,
+    shared_gated=False,
+    routing=Routing(
+        score="sigmoid", bias=True, groups=2, groups_per_token=1, epsilon=1e-20, scale=2.5
+    ),
+)
 GPT_OSS = replace(
     MIXTRAL,
     architecture="gpt_oss",
@@ -320,6 +332,66 @@ GRANITE4 = replace(
     shared_inner=24,
     shared_gated=False,
 )
+YOUTU = replace(
+    LLAMA,
+    architecture="youtu",
+    kv_heads=4,
+    head_dim=24,
+    attention_scale=24**-0.5,
+    latents=Latents(
+        rank=48,
+        query_rank=40,
+        plain_dim=16,
+        rotated_dim=8,
+        value_dim=20,
+        norm_eps=1e-6,
+        bias=True,
+    ),
+    out_bias=True,
+)
+_SIZES = YOUTU.latents
+assert _SIZES is not None
+# An indexer, and what Mistral Large 4 has: layer 1 has no cache, layer 3 only that of its index.
+DSA = replace(
+    YOUTU,
+    architecture="mistral_large4",
+    windows=(None,) * 4,
+    rotary=replace(YOUTU.rotary, learned=True),
+    unrotated=(2,),
+    latents=replace(
+        _SIZES,
+        indexer=Indexer(heads=3, dim=12, count=6, followers=(1,)),
+        sources=(0, 0, 2, 0),
+        scaled_queries=True,
+    ),
+)
+FALCON_H1 = replace(
+    LLAMA,
+    architecture="falcon_h1",
+    windows=(None,) * 4,
+    mixers=("attention", "state_space") * 2,
+    without_feed_forward=(0, 2),
+    beside=(1, 3),
+    state_space=replace(GRANITE4.state_space, norm="before"),
+)
+KIMI = replace(
+    YOUTU,
+    architecture="bailing_hybrid",
+    windows=(None,) * 3,
+    mixers=("delta", "attention", "delta"),
+    latents=replace(_SIZES, query_rank=0, head_gate=True),
+    delta=DeltaNet(
+        key_heads=2,
+        value_heads=2,
+        key_dim=8,
+        value_dim=40,
+        convolution=4,
+        by_channel=True,
+        rank=12,
+        gate="sigmoid",
+    ),
+    rotary=None,
+)
 
 GEMMA4 = replace(
     GEMMA3,
@@ -334,6 +406,19 @@ GEMMA4 = replace(
     value_norm=True,
     layer_embedding=8,
     layer_scales=True,
+)
+GEMMA3N = replace(
+    GEMMA4,
+    architecture="gemma3n_text",
+    rotary=Rotary(base=10000.0),
+    layer_head_dims=(),
+    layer_kv_heads=(),
+    layer_inners=(96, 64, 96, 64, 96),
+    keys_as_values=(),
+    layer_scales=False,
+    layer_vocabulary=100,
+    sparsities=(0.75, 0.0, 0.0, 0.5, 0.0),
+    alternating=Alternating(streams=3, active=1, scaled=True, rank=8),
 )
 GEMMA4_EXPERTS = replace(
     GEMMA3,

@@ -132,7 +132,7 @@ def lazy_tensors(arrays: Mapping[str, NDArray[np.float32]]) -> LazyTensors:
     """Return arrays as lazy tensors, as a reader of files does."""
 
     def stored(array: NDArray[np.float32]) -> StoredTensor:
-        raw = array.view(np.uint8).reshape(-1)
+        raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         return tensor_from_bytes(raw, "float32", array.shape, "a tensor")
 
     return LazyTensors({name: [stored(array)] for name, array in arrays.items()})

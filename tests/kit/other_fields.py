@@ -10,6 +10,7 @@ _TIED, _APART = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 _GELU = {"hidden_act": "gelu"}
 _USUAL = {**_EPSILON, **_GELU, **_TIED, "rope_parameters": FASTER}
 _OF_EXPERTS = {**_EPSILON, **_TIED, "rope_parameters": FASTER}
+_OF_LATENTS = {**_OF_EXPERTS, "routed_scaling_factor": 1.5}
 _WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 _OF_GEMMA = {**_EPSILON, **_APART, "attention_bias": True}
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
@@ -27,6 +28,17 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_OF_EXPERTS, "rope_parameters": _PARTIAL, "num_key_value_heads": 1},
     "qwen3_5_text": {**_EPSILON, **_TIED, "rope_parameters": _PARTIAL},
     "qwen3_5_moe_text": {**_OF_EXPERTS, "rope_parameters": _PARTIAL, "num_key_value_heads": 1},
+    "youtu": {**_USUAL, "tie_word_embeddings": False, "rope_interleave": False},
+    "minicpm3": {**_USUAL, "tie_word_embeddings": False},
+    "deepseek_v2": {**_OF_LATENTS, "n_shared_experts": 1},
+    "deepseek_v3": {**_OF_LATENTS, "rope_interleave": False},
+    "axk1": {**_OF_LATENTS, "rope_interleave": False},
+    "glm4_moe_lite": {**_OF_LATENTS, "rope_interleave": False, "norm_topk_prob": False},
+    "mistral4": {**_EPSILON, **_TIED, "routed_scaling_factor": 1.5, "rope_interleave": False},
+    "deepseek_v32": {**_OF_LATENTS, "norm_topk_prob": False},
+    "glm_moe_dsa": {**_OF_LATENTS, "norm_topk_prob": False, "attention_bias": True},
+    "kimi_linear": {**_EPSILON, **_TIED, "moe_renormalize": False, "routed_scaling_factor": 1.5},
+    "bailing_hybrid": {**_OF_LATENTS, "moe_renormalize": False, "kda_lower_bound": -2.0},
     "gpt_oss": {**_EPSILON, **_TIED},
     "phi3": {**_EPSILON, **_GELU, **_TIED},
     "glm": {**_USUAL, "attention_bias": False, "rope_parameters": _PARTIAL | {"rope_theta": 100.0}}
@@ -43,6 +55,7 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    "gemma3n_text": {**_OF_GEMMA, "hidden_activation": "gelu", "num_key_value_heads": 1},
     "gemma4_text": {**_APART, "hidden_activation": "gelu"},
     "gemma4_unified_text": {
         **_APART,
@@ -74,6 +87,12 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": True,
         "rope_parameters": {**FASTER, "partial_rotary_factor": 0.25},
     },
+    "glm4_moe": {**_OF_EXPERTS, "rope_parameters": _PARTIAL | {"partial_rotary_factor": 0.75}},
+    "dots1": _OF_EXPERTS,
+    "ernie4_5_moe": {**_OF_EXPERTS, **_APART},
+    "minimax_m2": {**_OF_EXPERTS, "num_experts_per_tok": 3},
+    "afmoe": _OF_EXPERTS,
+    "lfm2_moe": {**_APART, "norm_eps": 0.01, "rope_parameters": FASTER},
     "smollm3": {**_USUAL, **_APART, "mlp_bias": True},
     "olmo2": _USUAL,
     "olmo3": {**_EPSILON, **_GELU, **_TIED, "attention_bias": True},

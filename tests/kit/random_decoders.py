@@ -7,7 +7,7 @@ import transformers
 
 from kit.decoder_cases import CASES, LAYER_NORM_CASES, SIZES
 from kit.other_fields import OTHER_FIELDS
-from kit.seeing_cases import SEEING_CASES, SIGHTS
+from kit.seeing_cases import AROUND, SEEING_CASES, SIGHTS
 from kvcast.checkpoints.source import open_checkpoint
 
 MODELS = {**CASES, **LAYER_NORM_CASES, **SEEING_CASES}
@@ -20,7 +20,7 @@ _LESS_ONE = (
 )
 _WHOLE = (
     *("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "ln_attn.weight"),
-    "ln_mlp.weight",
+    *("ln_mlp.weight", "norm_f.weight", "softmax_scaling.bias"),
     *("layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale"),
 )
 
@@ -37,6 +37,7 @@ def configuration(model):
     if kind in SIGHTS:
         of_text = transformers.AutoConfig.for_model(kind).get_text_config().model_type
         fields = {"text_config": {**fields, "model_type": of_text}, "vision_config": SIGHTS[kind]}
+        fields |= AROUND.get(kind, {})
     return transformers.AutoConfig.for_model(kind, **fields, attn_implementation="eager")
 
 
@@ -45,7 +46,9 @@ def oracle_and_checkpoint(model, folder):
     kind, _ = MODELS[model]
     torch.manual_seed(0)
     to_text = transformers.AutoModelForCausalLM
-    auto = transformers.AutoModelForImageTextToText if kind in SIGHTS else to_text
+    # transformers counts Mistral 4, of text alone, among models with images.
+    seeing = kind in SIGHTS or kind == "mistral4"
+    auto = transformers.AutoModelForImageTextToText if seeing else to_text
     oracle = auto.from_config(configuration(model)).eval()
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
@@ -56,6 +59,10 @@ def oracle_and_checkpoint(model, folder):
         for name, buffer in oracle.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(mean=1.0, std=0.15)
+            elif name.endswith(("e_score_correction_bias", "expert_bias", "rotary_emb.alpha")):
+                buffer.normal_(std=0.15)
+            elif name.endswith("act_fn.beta"):
+                buffer.fill_(0.7)
     oracle.save_pretrained(folder / "checkpoint")
     (folder / "checkpoint" / "tokenizer.json").write_text("{}")
     about = json.loads((folder / "checkpoint" / "config.json").read_text("utf-8"))

@@ -13,6 +13,7 @@ import pytest
 import kvcast
 from kit.dimensions import (
     CANARY,
+    GEMMA3N,
     GEMMA4,
     GEMMA4_EXPERTS,
     GRANITE4,
@@ -23,6 +24,7 @@ from kit.dimensions import (
     QWEN3_ASR,
     T5GEMMA,
     T5GEMMA2,
+    YOUTU,
 )
 from kit.models import bundle, lazy_tensors, own_cache
 from kvcast.checkpoints.base import Checkpoint
@@ -59,9 +61,22 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (T5GEMMA2, "whose encoder has windows or rotation, as t5gemma2"),
         (CANARY, "whose encoder convolves channels, as canary"),
         (QWEN3_ASR, "with its own audio encoder, as qwen3_asr"),
+        (YOUTU, "that attends to latents, as youtu"),
+        (replace(GEMMA3N, sources=()), "several hidden states for each token, as gemma3n_text"),
         (GEMMA4_EXPERTS, "with experts beside feed-forwards, as gemma4_text"),
     ],
-    ids=["states", "sizes", "caches", "encoders", "both", "channels", "sound", "experts"],
+    ids=[
+        "states",
+        "sizes",
+        "caches",
+        "encoders",
+        "both",
+        "channels",
+        "sound",
+        "latents",
+        "streams",
+        "experts",
+    ],
 )
 def test_a_model_with_layers_that_a_runtime_does_not_have_is_refused(
     dimensions: Any, problem: str

@@ -31,6 +31,9 @@ LONGEST = 4 << 20
 _CACHES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 """Precisions of caches, by their dtypes."""
 
+_SELF = ("linear", "ring", "latent", "index")
+"""Kinds of caches that a bundle's precision of the cache is of."""
+
 _Part = TypeVar("_Part")
 
 
@@ -94,7 +97,7 @@ class Manifest:
 
     @property
     def precision(self) -> BundlePrecision:
-        own = (layers.dtype for layers in self.cache if layers.kind in ("linear", "ring"))
+        own = (layers.dtype for layers in self.cache if layers.kind in _SELF)
         return BundlePrecision(
             quantize=self.quantize,
             dtype=self.dtype,
@@ -120,9 +123,14 @@ class Manifest:
 
     def to_json(self) -> str:
         fields = asdict(self)
-        for name in ("calibration", "adapters", "recipe"):  # unknown to earlier readers
+        # Fields that earlier readers do not know are there only where they are needed.
+        for name in ("calibration", "adapters", "recipe"):
             if not fields[name]:
                 del fields[name]
+        for layers in fields["cache"]:
+            for name in ("rotated", "index"):
+                if not layers[name]:
+                    del layers[name]
         return json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1) + "\n"
 
     @classmethod

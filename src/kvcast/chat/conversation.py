@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from kvcast.chat.tool_calls import IN_WORDS
 from kvcast.errors import UsageError
+from kvcast.options import shown
 from kvcast.spec.text_files import whole_characters
 
 Message = Mapping[str, Any]
@@ -71,6 +72,9 @@ def check_conversation(
 
     Raises UsageError for an invalid one.
     """
+    for name, given in ("messages", messages), ("tools", () if tools is None else tools):
+        if not isinstance(given, list | tuple):
+            raise UsageError(f"{name} must be a list, not {shown(given)}")
     if not messages:
         raise UsageError("the conversation is empty: give at least one message")
     try:
@@ -85,6 +89,10 @@ def check_conversation(
         raise UsageError("the conversation is nested too deeply") from None
 
 
+def _is_null(value: object) -> bool:
+    return value is None or (isinstance(value, list | dict) and not value)
+
+
 class _MessageReader:
     """Reads a message; `where` is its place, for errors."""
 
@@ -92,7 +100,7 @@ class _MessageReader:
         if not isinstance(message, Mapping):
             raise UsageError(f'{where} must be like {{"role": "user", "content": "Hello"}}')
         # Answers that clients send back have null fields.
-        self._given = {key: value for key, value in message.items() if value not in (None, [], {})}
+        self._given = {key: value for key, value in message.items() if not _is_null(value)}
         self._where = where
         self._keeps_parts = parts and message.get("role") == "user"
 
@@ -100,13 +108,15 @@ class _MessageReader:
         """Return the turn; `called` maps ids to names of calls so far, and is extended."""
         given = self._given
         role = given.pop("role", None)
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             self._refuse(f"role must be one of {', '.join(ROLES)}")
         turn: dict[str, Any] = {"role": "system" if role == "developer" else role}
         calls = given.pop("tool_calls", None) if role == "assistant" else None
+        if not isinstance(calls, list | tuple | None):
+            self._refuse("tool_calls must be a list")
         turn["content"] = self._content(given.pop("content", "" if calls else None))
         if calls:
-            turn["tool_calls"] = self._calls(calls)
+            turn["tool_calls"] = [self._call(call) for call in calls]
             called |= {call["id"]: call["function"]["name"] for call in turn["tool_calls"]}
         if role == "tool":
             turn["tool_call_id"] = self._find_call(given.pop("tool_call_id", None), called)
@@ -126,19 +136,15 @@ class _MessageReader:
         texts = []
         for part in content:
             kind = part.get("type") if isinstance(part, Mapping) else part
-            if kind != "text":
-                self._refuse(f"content has a part of type {kind!r}: this model reads text alone")
+            if not isinstance(kind, str) or kind != "text":
+                what = f"content has a part of type {shown(kind)}"
+                self._refuse(f"{what}: this model reads text alone")
             if not isinstance(part.get("text"), str):
                 self._refuse("content has a part without text")
             texts.append(part["text"])
         if self._keeps_parts and len(texts) > 1:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
-
-    def _calls(self, calls: object) -> list[dict[str, Any]]:
-        if isinstance(calls, str) or not isinstance(calls, Sequence):
-            self._refuse("tool_calls must be a list")
-        return [self._call(call) for call in calls]
 
     def _call(self, call: object) -> dict[str, Any]:
         function = call.get("function") if isinstance(call, Mapping) else None

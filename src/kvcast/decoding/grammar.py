@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from kvcast.chat.tool_calls import EnforcedCall, lark
 from kvcast.errors import UsageError
+from kvcast.options import shown
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "lark", "tool_call"]
 JsonSchema: TypeAlias = str | Mapping[str, Any]
@@ -41,6 +42,8 @@ class Grammar:
     text: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise UsageError(f"{self.kind} must be a string, not {shown(self.text)}")
         try:
             size = len(self.text.encode())
         except UnicodeEncodeError:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
-from kvcast.options import FILLED, Bounds, Check, Group, Option, Params
+from kvcast.foreign_options import TEXT_CALLS, ForeignOptions
+from kvcast.options import FILLED, Bounds, Check, Group, Option, Params, shown
 
 SAMPLING = Group("sampling")
 SEVERAL = Group("beams and several texts")
@@ -40,7 +41,7 @@ class _Drafts(Check):
             return FILLED.problem(value, kind)
         if hasattr(value, "runtime") and hasattr(value, "tokenizer"):
             return None
-        return f"must be {NGRAM}, or a model that kvcast.load returned, not {value!r}"
+        return f"must be {NGRAM}, or a model that kvcast.load returned, not {shown(value)}"
 
 
 def draft_option(group: str) -> Option:
@@ -64,7 +65,7 @@ class _Biases(Check):
         try:
             biases = read_biases(value)
         except (TypeError, ValueError, AttributeError):
-            return f"must be token ids with numbers, such as 11:-100,13:2.5, not {value!r}"
+            return f"must be token ids with numbers, such as 11:-100,13:2.5, not {shown(value)}"
         if negative := [token for token in biases if token < 0]:
             return f"names token {negative[0]}: ids begin at 0"
         problems = ((t, BIAS.problem(bias, float)) for t, bias in biases.items())
@@ -83,8 +84,17 @@ def read_biases(given: "str | Mapping[int, float] | None") -> dict[int, float]:
     return {int(token): bias for token, bias in (given or {}).items()}
 
 
-def _are_several_tokens(value: object) -> bool:
-    if not isinstance(value, list | tuple) or len(value) < 2:
+def check_switch(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise UsageError(f"{name} must be True or False, not {shown(value)}")
+
+
+def _are_several_tokens(value: Any) -> bool:
+    return _are_tokens(value) and len(value) >= 2
+
+
+def _are_tokens(value: Any) -> bool:
+    if not isinstance(value, list | tuple):
         return False
     return all(type(token) is int and token >= 0 for token in value)
 
@@ -97,6 +107,8 @@ class SamplingParams(Params):
         UsageError: a value is out of bounds, or options exclude each other.
 
     """
+
+    foreign: ClassVar[ForeignOptions] = TEXT_CALLS
 
     max_new_tokens: int = SAMPLING(256, least=1)("maximum number of tokens to generate")
     min_new_tokens: int = SAMPLING(0, least=0)(
@@ -182,6 +194,8 @@ class SamplingParams(Params):
     """Sequences of two or more tokens that come in no text."""
     renormalize_logits: bool = False
     """Whether beams are ranked by probabilities among the tokens that may be chosen."""
+    progress: bool = False
+    """Show a bar of the prompts that are done."""
     generation_config: Mapping[str, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -191,15 +205,15 @@ class SamplingParams(Params):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise UsageError(f"grammar must be a kvcast.Grammar, not {self.grammar!r}")
+            raise UsageError(f"grammar must be a kvcast.Grammar, not {shown(self.grammar)}")
         suppressed = self.suppress_tokens
-        if isinstance(suppressed, str) or not all(type(t) is int and t >= 0 for t in suppressed):
+        if not _are_tokens(suppressed):
             raise UsageError("suppress_tokens must be token ids")
-        if not all(map(_are_several_tokens, self.suppress_sequences)):
+        sequences = self.suppress_sequences
+        if not isinstance(sequences, list | tuple) or not all(map(_are_several_tokens, sequences)):
             raise UsageError("suppress_sequences must be lists of two or more token ids")
-        for name in ("early_stopping", "renormalize_logits"):
-            if type(getattr(self, name)) is not bool:
-                raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        for name in ("early_stopping", "renormalize_logits", "progress"):
+            check_switch(name, getattr(self, name))
         if self.constraint is not None and self.min_new_tokens:
             raise UsageError(
                 "min_new_tokens needs a text without a grammar, which decides when it may end"

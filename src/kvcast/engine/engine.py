@@ -12,14 +12,18 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Never, Protocol, Self, TypeVar
+from typing import Any, Never, Self, TypeVar
+
+from typing_extensions import override
 
 from kvcast.engine.callers import JobCaller, Openings, Totals
 from kvcast.engine.jobs import ClosedError, DeadlineError, Job, queue_full, wake
 from kvcast.engine.memory import ROWS
+from kvcast.engine.model import Model
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
 from kvcast.machine.resources import available_bytes
+from kvcast.options import check_number, shown
 
 T = TypeVar("T")
 
@@ -31,17 +35,6 @@ _PATIENCE = 30.0
 """Seconds that a closed engine may take for its last step, before it is left alone."""
 
 _LOG = logging.getLogger(__name__)
-
-
-class Model(Protocol):
-    def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
-        """Return a scheduler over a new cache of up to `budget` bytes.
-
-        `chunk`: approximate number of prompt positions computed between two steps.
-        """
-
-    def caller(self, given: Any, options: Mapping[str, Any], scheduler: Scheduler) -> JobCaller:
-        """Return a caller, on any thread; raises UsageError for a request that cannot be served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +95,12 @@ class Engine:
             UsageError: a value is out of bounds, or the memory is too small for one row.
 
         """
+        if not hasattr(model, "scheduler"):
+            raise UsageError(f"model must be what kvcast.load returned, not {shown(model)}")
         for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("chunk", chunk, 1)):
-            if value < least:
-                raise UsageError(f"{name} must be {least} or more, not {value}")
+            check_number(name, value, int, least)
+        if cache_memory is not None:
+            check_number("cache_memory", cache_memory, int, 0)
         self.model = model
         budget = share_of_memory() if cache_memory is None else cache_memory
         self._make: Callable[[], Scheduler] = lambda: model.scheduler(rows, budget, chunk)
@@ -162,6 +158,8 @@ class Engine:
         `deadline` seconds from now. Raises QueueFullError where too many jobs wait, and
         ClosedError.
         """
+        if not callable(function):
+            raise UsageError(f"run takes a function, not {shown(function)}")
         call = _Call(function)
         return self._enter(call, deadline, partial(self._calls.append, call))
 
@@ -204,6 +202,13 @@ class Engine:
         """Whether it takes requests: not once it is closed, or has failed."""
         return not self._closed
 
+    @override
+    def __repr__(self) -> str:
+        status = self.status()
+        jobs = f"{status.running} jobs running, {status.waiting} waiting"
+        work = jobs if self.alive else "closed"
+        return f"<Engine of {self.model!r}: {status.rows} rows, {work}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -222,6 +227,8 @@ class Engine:
         *,
         at_once: bool = False,
     ) -> Job[Any, Any]:
+        if deadline is not None:
+            check_number("deadline", deadline, float, float("-inf"))
         job = entry.job = Job[Any, Any](self._cancel)
         entry.deadline = _NEVER if deadline is None else time.monotonic() + deadline
 
@@ -262,7 +269,8 @@ class Engine:
             for job in left:
                 job.fail(error)
             wake(left)
-            raise
+            if not isinstance(error, KvcastError):  # as of a model that was closed before
+                raise
 
     def _run_loop(self) -> None:
         while self._wait():

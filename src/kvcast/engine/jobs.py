@@ -10,6 +10,8 @@ from contextlib import suppress
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from typing_extensions import override
+
 from kvcast.errors import KvcastError
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Job(Generic[Item, Result]):
         cached_tokens: tokens of the prompt found in the prefix cache; 0 until prefill.
         language: of a recording; None until it is known.
         duration: of a recording, in seconds; None until it is opened.
+        first_token: of a recording, seconds from its submission; None until then.
 
     """
 
@@ -55,6 +58,7 @@ class Job(Generic[Item, Result]):
         self.cached_tokens = 0
         self.language: str | None = None
         self.duration: float | None = None
+        self.first_token: float | None = None
         self._cancel = cancel
         self._items: deque[Item] = deque()
         self._changed = Condition()
@@ -83,6 +87,15 @@ class Job(Generic[Item, Result]):
     def when_done(self, function: Callable[[], None]) -> None:
         """Call a function when it is over, on the engine's thread; at once if it already is."""
         self._future.add_done_callback(lambda _: function())
+
+    @override
+    def __repr__(self) -> str:
+        if not self.done():
+            return "<Job: not done>"
+        try:
+            return f"<Job: {self.result()!r}>"
+        except BaseException as error:
+            return f"<Job: {error!r}>"
 
     def __iter__(self) -> Iterator[Item]:
         """Yield items as they come; raises as `result`."""

@@ -3,10 +3,11 @@
 Opens nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcast.checkpoints.hub import PUBLISHED
+from kvcast.checkpoints.hub_names import SPEECH, TEXT
 from kvcast.checkpoints.source import known_types
 from kvcast.families.base import Task
 from kvcast.families.table import FAMILIES
@@ -42,6 +43,7 @@ class KnownRuntime:
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
     families: Sequence[KnownFamily]
+    names: Mapping[str, str]  # hub ids by usual name
     runtimes: Sequence[KnownRuntime]
 
 
@@ -60,6 +62,7 @@ def catalogue() -> Catalogue:
             )
             for family in FAMILIES.values()
         ],
+        names={**SPEECH, **TEXT},
         runtimes=[
             KnownRuntime(
                 name=name,

@@ -18,11 +18,12 @@ from kvcast.bundle.manifest import Manifest, is_bundle, read_bundle
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.lora import Adapter
 from kvcast.checkpoints.source import locate, open_adapters, open_checkpoint
+from kvcast.engine.model import Model
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
 from kvcast.loading.export_proof import TOLERANCE, at_once, generate_greedily, likeliest, steps_of
-from kvcast.loading.opening import NO_ADAPTERS, Model, checked_dimensions, open_model
+from kvcast.loading.opening import NO_ADAPTERS, checked_dimensions, open_model
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
 from kvcast.runtimes.base import Runtime

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvcast.bundle.manifest import MANIFEST, Manifest
+from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.bundle.packages import describe_packages
 from kvcast.bundle.writing import seal, stage
 from kvcast.checkpoints.base import Checkpoint
@@ -21,11 +21,12 @@ from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_c
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import KEY_VALUE
+from kvcast.keywords import keywords_of
 from kvcast.loading.components import model_of, programs_of, special_tokens
 from kvcast.loading.export_proof import prove
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
-from kvcast.options import keywords_of
+from kvcast.options import check_path
 from kvcast.runtimes.target import TARGETS, BuildOptions, LoweringJob, default_runtime
 from kvcast.saving import room_at
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, ignore_phase
@@ -56,12 +57,17 @@ def export_bundle(model: str | Path, output: str | Path, params: ExportParams) -
         KvcastError: the model cannot be read, exported or written; the message is one line.
 
     """
+    check_path("model", model)
+    check_path("output", output)
     runtime = params.runtime or default_runtime(params.precision, params.on_phase)
     precision = RUNTIMES[runtime].choose_precision(params.precision)
     build = BuildOptions(device=params.device, max_autotune=params.max_autotune)
     check_export(runtime, precision, build)
+    place = locate(str(model), params.on_phase)
+    if is_bundle(place):
+        raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")
     return export_folder(
-        locate(str(model), params.on_phase),
+        place,
         str(model),
         Path(output),
         runtime,
@@ -196,8 +202,12 @@ def _check_layers(runtime: str, checkpoint: Checkpoint) -> None:
         problem = "a model with other layers than attention"
     elif len({(layer.heads, layer.head_dim) for layer in layers}) > 1:
         problem = "a model whose layers have heads of several sizes"
+    elif any(step.operation == "latent_attention" for step in steps):
+        problem = "a model that attends to latents"
     elif any(step.operation == "shared_attention" for step in steps):
         problem = "a model whose layers share caches"
+    elif any(step.operation == "moments" for step in steps):
+        problem = "a model with several hidden states for each token"
     elif any(step.operation == "source_attention" for step in steps):
         problem = "a model whose encoder has windows or rotation"
     elif any(step.operation in _OF_AUDIO for step in steps):

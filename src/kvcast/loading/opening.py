@@ -6,11 +6,11 @@ is exported once into the cache folder, under a name derived from its content an
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, cast, overload
 
 from kvcast import __version__
 from kvcast.bundle.manifest import (
@@ -32,28 +32,27 @@ from kvcast.checkpoints.source import (
     open_adapters,
     open_checkpoint,
 )
+from kvcast.engine.model import Model
 from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Family, Task
 from kvcast.families.table import family_of
+from kvcast.keywords import keywords_of
 from kvcast.loading.components import model_of, programs_of, quantize_eager
 from kvcast.loading.exporting import check_export, check_recipe, export_folder, require
 from kvcast.loading.isolation import check_in_child
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
-from kvcast.options import keywords_of
+from kvcast.options import check_path
 from kvcast.runtimes.target import TARGETS, BuildOptions, Target, default_runtime
-from kvcast.spec.files import cache_dir, sha256_of
+from kvcast.spec.files import exports_dir, sha256_of
 from kvcast.spec.recipes import Recipe, names_recipe
 from kvcast.spec.runtimes import CALIBRATED, RUNTIMES, BundlePrecision, OnPhase, PrecisionRequest
 
 if TYPE_CHECKING:
-    from kvcast.speech.model import SpeechModel
-    from kvcast.text.model import TextModel
-    from kvcast.text.text2text import SourceTextModel
+    from kvcast.text.model import TextGenerator, TextModel
+    from kvcast.text.text2text import T5Model, UnilmModel
     from kvcast.whisper.model import WhisperModel
 
-
-Model: TypeAlias = "WhisperModel | SpeechModel | TextModel | SourceTextModel"
 
 _OTHER_TASK: Mapping[Task, str] = {
     "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
@@ -72,6 +71,38 @@ class OpenedModel:
     notices: Sequence[str] = ()
 
 
+P = ParamSpec("P")
+
+
+class _Load(Protocol[P]):
+    """`load` as type checkers see it: the kinds of the packaged models are known."""
+
+    @overload
+    def __call__(
+        self, model: Literal["demo", "demo-base"], /, *args: P.args, **options: P.kwargs
+    ) -> "WhisperModel": ...
+    @overload
+    def __call__(
+        self, model: Literal["demo-chat"], /, *args: P.args, **options: P.kwargs
+    ) -> "TextModel": ...
+    @overload
+    def __call__(
+        self, model: Literal["demo-t5"], /, *args: P.args, **options: P.kwargs
+    ) -> "T5Model": ...
+    @overload
+    def __call__(
+        self, model: Literal["demo-unilm"], /, *args: P.args, **options: P.kwargs
+    ) -> "UnilmModel": ...
+    @overload
+    def __call__(self, model: str | Path, /, *args: P.args, **options: P.kwargs) -> Model: ...
+
+
+def _by_name(params: Callable[P, LoadParams]) -> Callable[[Callable[..., Model]], _Load[P]]:
+    del params
+    return lambda function: cast("_Load[P]", function)
+
+
+@_by_name(LoadParams)
 @keywords_of(LoadParams)
 def load(model: str | Path, params: LoadParams) -> Model:
     """Open a model, exporting it first if necessary.
@@ -90,6 +121,7 @@ def load(model: str | Path, params: LoadParams) -> Model:
         KvcastError: the model cannot be found, read, exported or run; the message is one line.
 
     """
+    check_path("model", model)
     return open_model(model, params).model
 
 
@@ -168,11 +200,12 @@ def _open(
     if model.task == "generate":
         from kvcast.text.params import GenerationDefaults
 
-        notices = [*notices, *model.notices]
+        generator = cast("TextGenerator", model)
+        notices = [*notices, *generator.notices]
         if params.generation_config:
-            defaults = GenerationDefaults(model.tokenizer.generation)
+            defaults = GenerationDefaults(generator.tokenizer.generation)
             defaults.check()
-            model.recommend(defaults)
+            generator.recommend(defaults)
     return OpenedModel(model=model, runtime=runtime, on_trust=on_trust, notices=notices)
 
 
@@ -294,7 +327,7 @@ def export_once(
     digest = fingerprint(checkpoint, adapters)
     parts = (digest, runtime, repr(precision), *codes, *made_for, *versions)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
-    bundle = cache_dir() / "bundles" / key
+    bundle = exports_dir() / key
     remove_abandoned(bundle.parent)
     with contextlib.suppress(KvcastError):
         return bundle, read_bundle(bundle)

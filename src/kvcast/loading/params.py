@@ -1,9 +1,16 @@
 """Options of opening and exporting models."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from kvcast.options import Choice, Group, Option, Params
+from typing_extensions import override
+
+from kvcast import foreign_options
+from kvcast.errors import UsageError
+from kvcast.foreign_options import ForeignOptions
+from kvcast.options import FILLED, Check, Choice, Group, Option, Params, shown
 from kvcast.spec.runtimes import (
     RUNTIMES,
     THE_DEFAULT,
@@ -96,9 +103,18 @@ def _all() -> tuple[str, ...]:
 _THE_BUNDLES = "the bundle's; else "
 
 
+class _Adapter(Check):
+    @override
+    def problem(self, value: Any, kind: type) -> str | None:
+        is_path = isinstance(value, os.PathLike)
+        return None if is_path else FILLED.problem(value, kind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdapterParams(Params):
-    adapter: Sequence[str] | str = LOADING((), metavar="ADAPTER")(
+    foreign: ClassVar[ForeignOptions] = foreign_options.LOADING
+
+    adapter: Sequence[str] | str = LOADING((), check=_Adapter(), metavar="ADAPTER")(
         "a LoRA to merge into the weights: a folder in PEFT's layout, a GGUF file for a "
         "GGUF model, or a hub id; ADAPTER=0.5 takes half of it; may be repeated"
     )
@@ -124,6 +140,11 @@ class LoadParams(AdapterParams):
 
     on_phase: OnPhase = ignore_phase
 
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_callable(self.on_phase)
+
     @property
     def precision(self) -> PrecisionRequest:
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
@@ -148,9 +169,19 @@ class ExportParams(AdapterParams):
 
     on_phase: OnPhase = ignore_phase
 
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_callable(self.on_phase)
+
     @property
     def precision(self) -> PrecisionRequest:
         return PrecisionRequest(quantize=self.quantize, dtype=self.dtype, cache=self.cache)
+
+
+def _check_callable(on_phase: object) -> None:
+    if not callable(on_phase):
+        raise UsageError(f"on_phase must be a function of a text, not {shown(on_phase)}")
 
 
 def _compiling() -> str:

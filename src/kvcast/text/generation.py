@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Self, TypeAlias
+from numbers import Integral
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.speculative_decoding import Paired, Speculations, speculations
@@ -16,6 +18,8 @@ from kvcast.engine.prefix_cache import PrefixCache
 from kvcast.engine.requests import Prompt
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import KvcastError, UsageError
+from kvcast.machine.progress_bar import ProgressBar
+from kvcast.options import shown
 from kvcast.runtimes.base import Int64, Runtime
 from kvcast.text.beam_search import SearchedTexts
 from kvcast.text.params import (
@@ -24,14 +28,24 @@ from kvcast.text.params import (
 )
 from kvcast.text.requests import SampledText, TextRequest, TextSpec
 from kvcast.text.structured_output import Grammars
-from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration
+from kvcast.text.texts import StoppingCriteria, Stopwatch, TextGeneration, TextStream
 from kvcast.tokenizers.base import TextTokenizer
 
-if TYPE_CHECKING:
-    pass
-
-TextPrompt: TypeAlias = str | Sequence[int]
+T = TypeVar("T")
+TextPrompt: TypeAlias = str | Sequence[int] | Int64
 """Text, or token ids, which are used unchanged."""
+
+
+def is_one_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, (str, Mapping)):
+        return True
+    if (
+        isinstance(prompt, bytes)
+        or not hasattr(prompt, "__len__")
+        or getattr(prompt, "shape", None) == ()
+    ):
+        raise UsageError(f"a prompt is text, or a sequence of token ids, not {shown(prompt)}")
+    return len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +73,7 @@ class Limits:
                 "at most: shorten it"
             )
 
-    def ids(self, prompt: Sequence[int]) -> Int64:
+    def ids(self, prompt: Sequence[int] | Int64) -> Int64:
         """Return a user's token ids; raises UsageError if they exceed the vocabulary."""
         if isinstance(prompt, Mapping):
             raise UsageError("messages are answered by model.chat(messages), which takes a list")
@@ -82,9 +96,7 @@ class Limits:
         return np.array(tokens, np.int64)
 
 
-class TextPieces(Iterator[str]):
-    """Pieces of one text, generated lazily; can be iterated once."""
-
+class TextPieces(TextStream):
     def __init__(self, request: SampledText, scheduler: Scheduler) -> None:
         self._request = request
         self._caller = RequestList([request])
@@ -92,6 +104,7 @@ class TextPieces(Iterator[str]):
         self._shown = 0
         scheduler.add(self._caller)
 
+    @override
     def __next__(self) -> str:
         pieces = self._request.text.pieces
         while True:
@@ -105,7 +118,13 @@ class TextPieces(Iterator[str]):
                 raise StopIteration
             self._scheduler.step()
 
+    @override
+    def __repr__(self) -> str:
+        text = self._request.text
+        return f"<TextPieces: {len(text.tokens)} tokens, {text.finish_reason or 'not done'}>"
+
     @property
+    @override
     def result(self) -> TextGeneration:
         return self._request.generations()[0]
 
@@ -141,7 +160,8 @@ class GenerationTask:
             raise UsageError("there is no prompt: give at least one")
         watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
         specs = [self._spec(prompt, params, watch, drafts) for prompt in prompts]
-        return self._texts(prompts, specs, params)
+        texts = self._texts(prompts, specs, params)
+        return _watched(texts, len(prompts)) if params.progress else texts
 
     def pieces(self, prompt: Int64, params: SamplingParams) -> TextPieces:
         watch, drafts = Stopwatch(), speculations(params.draft, self.paired)
@@ -266,3 +286,13 @@ class GenerationTask:
             inputs=min(params.batch, len(specs)) if encodes else 0,
             chunk=params.chunk or self.chunk,
         )
+
+
+def _watched(texts: Iterator[T], prompts: int) -> Iterator[T]:
+    bar = ProgressBar("generating", prompts, "prompts")
+    try:
+        for done, each in enumerate(texts, start=1):
+            bar.reach(done)
+            yield each
+    finally:
+        bar.close()

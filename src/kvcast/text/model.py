@@ -1,27 +1,28 @@
 """Models that `kvcast.load` returns to generate text: their base class, and decoder-only ones."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
-from numbers import Integral
-from typing import Any, ClassVar, Literal
+from itertools import islice
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvcast.chat.conversation import Message, Tool
-from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.sampling import log_probabilities
 from kvcast.decoding.speculative_decoding import Paired
+from kvcast.engine.in_threads import awaited
 from kvcast.engine.memory import fitting
-from kvcast.engine.requests import Prefix, Prompt, compute
+from kvcast.engine.model import Model
+from kvcast.engine.requests import Prompt, compute
 from kvcast.engine.scheduler import Scheduler
 from kvcast.errors import UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.table import family_with
-from kvcast.options import keywords_of
+from kvcast.keywords import check_keywords, keywords_of
+from kvcast.options import check_number
 from kvcast.runtimes.base import Int64, Runtime, exclusive
 from kvcast.text.generation import (
     EncodedText,
@@ -29,17 +30,22 @@ from kvcast.text.generation import (
     Limits,
     TextPieces,
     TextPrompt,
+    is_one_prompt,
 )
 from kvcast.text.params import (
+    ChatParams,
     GenerationDefaults,
     PromptParams,
     completed,
     completed_alone,
+    completed_answer,
 )
 from kvcast.text.requests import TextCaller
 from kvcast.text.sentences import JoinedPieces, Part, joined
+from kvcast.text.session import TextSession
+from kvcast.text.signatures import chats, chats_later, generates, generates_later
 from kvcast.text.structured_output import Grammars
-from kvcast.text.texts import TextGeneration
+from kvcast.text.texts import TextGeneration, TextStream
 from kvcast.tokenizers.base import TextTokenizer
 
 __all__ = ["TextGeneration", "TextModel", "TextPieces", "TextSession"]
@@ -49,11 +55,11 @@ CHUNK = 512
 """Most tokens of a prompt in one call of the model, unless another number is given."""
 
 
-class TextGenerator(ABC):
+class TextGenerator(Model):
     """A model that turns prompts into texts, with its tokenizer."""
 
     task: ClassVar[Literal["generate"]] = "generate"
-    dimensions: Any
+    tokenizer: TextTokenizer
 
     def __init__(self, generation: GenerationTask) -> None:
         self.runtime = generation.runtime
@@ -61,10 +67,14 @@ class TextGenerator(ABC):
         self.generation = generation
         self._limits = generation.limits
 
+    @property
     @override
-    def __repr__(self) -> str:
-        title, runtime = family_with(self.dimensions).title, type(self.runtime).__name__
-        return f"<{type(self).__name__}: {title}, {self._limits.vocabulary} tokens, {runtime}>"
+    def _described(self) -> str:
+        return f"{family_with(self.dimensions).title}, {self._limits.vocabulary} tokens"
+
+    @property
+    def has_chat_template(self) -> bool:
+        return False
 
     @property
     def defaults(self) -> GenerationDefaults:
@@ -78,6 +88,7 @@ class TextGenerator(ABC):
         return self.generation.paired
 
     @property
+    @override
     def notices(self) -> Sequence[str]:
         return self.tokenizer.notices
 
@@ -104,7 +115,10 @@ class TextGenerator(ABC):
     def caller(
         self, given: TextPrompt, options: Mapping[str, Any], scheduler: Scheduler
     ) -> TextCaller:
+        check_keywords("submit", PromptParams, options)
         params = self.understood(given, self.defaults.params(PromptParams, options))
+        if params.progress:
+            raise UsageError("an engine shows no progress: iterate the job")
         if params.beam > scheduler.rows:
             raise UsageError(f"beam must be at most {scheduler.rows}, the rows of the engine")
         generation = self.generation.within(scheduler.capacity)
@@ -121,6 +135,7 @@ class TextGenerator(ABC):
 
         return TextCaller(requests, params, finished, len(parts))
 
+    @generates
     @keywords_of(PromptParams, completed)
     def generate(
         self, prompt: TextPrompt | Sequence[TextPrompt], params: PromptParams
@@ -145,22 +160,28 @@ class TextGenerator(ABC):
 
         """
         alone = is_one_prompt(prompt)
-        prompts: Sequence[Any] = [prompt] if alone else prompt
+        prompts = cast("Sequence[TextPrompt]", [prompt] if alone else prompt)
         generations: list[Any] = []
         for texts in self._each(prompts, params):
             generations.append(texts if params.n > 1 else texts[0])
         return generations[0] if alone else generations
+
+    agenerate = generates_later(awaited(generate))
 
     @keywords_of(PromptParams, completed)
     def generate_each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
         """Yield the n texts of each prompt, in order, once they are done; see `generate`."""
+        if is_one_prompt(prompts):
+            raise UsageError("generate_each takes several prompts: give one to generate")
         return self._each(prompts, params)
 
     @keywords_of(PromptParams, completed_alone)
-    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextPieces | JoinedPieces:
+    def stream(self, prompt: TextPrompt, params: PromptParams) -> TextStream:
         """Return an iterator of the text's pieces, which has the `result` at its end.
+
+        Tasks take them with `async for`; each piece is then generated in a thread.
 
         Options for several texts stay at their defaults, whatever the model's files recommend; see
         `generate`.
@@ -215,7 +236,7 @@ class TextGenerator(ABC):
     def _each(
         self, prompts: Sequence[TextPrompt], params: PromptParams
     ) -> Iterator[list[TextGeneration]]:
-        if not prompts:
+        if not len(prompts):
             raise UsageError("there is no prompt: give at least one")
         understood = [self.understood(prompt, params) for prompt in prompts]
         parts = [self.parts(prompt, params, self._limits.prompt) for prompt in prompts]
@@ -236,12 +257,6 @@ def _whole(
 
 def _joined(parts: Sequence[Part], texts: Sequence[list[TextGeneration]]) -> list[TextGeneration]:
     return [joined(parts, several) for several in zip(*texts, strict=True)]
-
-
-def is_one_prompt(prompt: TextPrompt | Sequence[TextPrompt]) -> bool:
-    return isinstance(prompt, (str, Mapping)) or (
-        len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
-    )
 
 
 class TextModel(TextGenerator):
@@ -276,7 +291,7 @@ class TextModel(TextGenerator):
         """
         tokens = self._encoded(prefix)
         self._limits.check(tokens)
-        SamplingParams(chunk=chunk)  # raises UsageError for one that is out of bounds
+        check_number("chunk", chunk, int, 1)
         return TextSession(self.generation, compute(self.runtime, Prompt(tokens), chunk))
 
     def score(self, text: TextPrompt, *, chunk: int = 128) -> NDArray[np.float32]:
@@ -297,7 +312,7 @@ class TextModel(TextGenerator):
                 f"the text has {len(tokens)} tokens: a score needs 2, and the model takes "
                 f"{self.dimensions.max_positions} at most"
             )
-        SamplingParams(chunk=chunk)  # raises UsageError for one that is out of bounds
+        check_number("chunk", chunk, int, 1)
         cache = self.runtime.new_cache(1, len(tokens) - 1)
         scores = []
         for i in range(0, len(tokens) - 1, chunk):
@@ -307,6 +322,11 @@ class TextModel(TextGenerator):
                 logits_rsv, cache = self.runtime.prefill([fed], cache, positions=range(len(fed)))
                 scores.append(log_probabilities(logits_rsv[0], next_s1)[:, 0])
         return np.concatenate(scores)
+
+    @property
+    @override
+    def has_chat_template(self) -> bool:
+        return self.tokenizer.has_chat_template
 
     def chat_tokens(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None
@@ -319,12 +339,14 @@ class TextModel(TextGenerator):
         """
         return self._limits.known(self.tokenizer.encode_chat(messages, tools))
 
-    @keywords_of(PromptParams, completed)
+    @chats
+    @keywords_of(ChatParams, completed_answer)
     def chat(
-        self, messages: Sequence[Message], params: PromptParams
-    ) -> TextGeneration | list[TextGeneration]:
+        self, messages: Sequence[Message], params: ChatParams
+    ) -> TextGeneration | list[TextGeneration] | TextStream:
         """Answer a conversation through the model's chat template; a list of texts if `n` > 1.
 
+        With `stream`, return an iterator of the answer's pieces, as `TextGenerator.stream` does.
         Raises the errors of `chat_tokens` and `generate`.
 
         Args:
@@ -335,8 +357,13 @@ class TextModel(TextGenerator):
         if params.system is not None:
             messages = [{"role": "system", "content": params.system}, *messages]
         tokens = self.chat_tokens(messages)
+        if params.stream:
+            params.check_one_text()
+            return self.generation.pieces(tokens, params)
         [texts] = self._each([tokens.tolist()], replace(params, chat=False, system=None))
         return texts if params.n > 1 else texts[0]
+
+    achat = chats_later(awaited(chat))
 
     @override
     def prompt_tokens(self, prompt: TextPrompt | EncodedText, params: PromptParams) -> Int64:
@@ -358,55 +385,3 @@ class TextModel(TextGenerator):
         if isinstance(prompt, str):
             return self._limits.known(self.tokenizer.encode(prompt))
         return self._limits.ids(prompt)
-
-
-class TextSession:
-    """A computed prefix, which `TextModel.session` makes.
-
-    Text that continues it is tokenized separately, without a beginning-of-text token, so a word
-    should not be split between the two.
-    """
-
-    def __init__(self, generation: GenerationTask, prefix: Prefix) -> None:
-        self._prefix = prefix
-        self._generation = replace(
-            generation,
-            read=lambda tokens: Prompt(tokens, prefix=prefix),
-            held=len(prefix.tokens),
-        )
-
-    @property
-    def defaults(self) -> GenerationDefaults:
-        """Values of options that the model's generation_config.json recommends."""
-        return self._generation.defaults
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return tuple(self._prefix.tokens.tolist())
-
-    @keywords_of(SamplingParams, completed)
-    def generate(
-        self, rest: TextPrompt | Sequence[TextPrompt] = "", *, params: SamplingParams
-    ) -> TextGeneration | list[Any]:
-        """Continue prefix and rest, or several rests; see `TextModel.generate`."""
-        alone = is_one_prompt(rest)
-        rests: Sequence[Any] = [rest] if alone else rest
-        generations: list[Any] = []
-        for texts in self._generation.each([self._tokens(each) for each in rests], params):
-            generations.append(texts if params.n > 1 else texts[0])
-        return generations[0] if alone else generations
-
-    @keywords_of(SamplingParams, completed)
-    def stream(self, rest: TextPrompt = "", *, params: SamplingParams) -> TextPieces:
-        """Continue prefix and rest piece by piece; see `TextModel.stream`."""
-        params.check_one_text()
-        return self._generation.pieces(self._tokens(rest), params)
-
-    def _tokens(self, rest: TextPrompt) -> Int64:
-        limits, tokenizer = self._generation.limits, self._generation.tokenizer
-        if not isinstance(rest, str):
-            return limits.ids(rest)
-        tokens = tokenizer.encode(rest)
-        pairs = zip(tokens, tokenizer.encode(""), strict=False)
-        begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return limits.known(tokens[begun:])

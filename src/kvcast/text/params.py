@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from typing_extensions import override
 
 from kvcast.decoding.grammar import Grammar
-from kvcast.decoding.params import SamplingParams
+from kvcast.decoding.params import SamplingParams, check_switch
 from kvcast.errors import KvcastError, UsageError
-from kvcast.options import FILLED, Check, Group, Text
+from kvcast.foreign_options import TEXT_CALLS, ForeignOptions
+from kvcast.options import FILLED, Check, Group, Text, plain
 
 CONVERSATION = Group("conversation")
 TRANSLATION = Group("translation")
@@ -91,6 +92,27 @@ class PromptParams(SamplingParams):
         return grammars
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatParams(PromptParams):
+    """How a conversation is answered.
+
+    Attributes:
+        stream: yield the pieces of the answer.
+
+    """
+
+    foreign: ClassVar[ForeignOptions] = {
+        name: foreign for name, foreign in TEXT_CALLS.items() if name not in {"stream", "messages"}
+    }
+
+    stream: bool = False
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_switch("stream", self.stream)
+
+
 _P = TypeVar("_P", bound=SamplingParams)
 _SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p"})
 _SEARCHED = frozenset({"beam", "length_penalty", "early_stopping", "renormalize_logits"})
@@ -131,6 +153,7 @@ class GenerationDefaults:
 
     def params(self, kind: type[_P], given: Mapping[str, Any]) -> _P:
         """Return options of this kind; raises UsageError for options that are not supported."""
+        given = {name: plain(value) for name, value in given.items()}
         taken = self.applicable(given)
         params = kind(**taken | dict(given))
         object.__setattr__(params, "generation_config", taken)
@@ -150,7 +173,17 @@ class GenerationDefaults:
             taken["min_new_tokens"] = min(taken["min_new_tokens"], given["max_new_tokens"])
         return taken
 
+    def conversing(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """As `applicable`; where nobody chooses how to sample, with llama.cpp's defaults.
 
+        At a temperature of 1, over all tokens, small models ramble; without one they repeat
+        themselves, and answer again what they answered before.
+        """
+        taken = self.applicable(given)
+        return taken if _SAMPLED & {*taken, *given} else _LLAMA_CPP | taken
+
+
+_LLAMA_CPP = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 NO_DEFAULTS = GenerationDefaults()
 
 
@@ -167,3 +200,8 @@ def completed(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _
 def completed_alone(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
     """As `completed`, for one text without a beam search."""
     return owner.defaults.params(kind, {"beam": 1, **given})
+
+
+def completed_answer(kind: type[_P], owner: HasDefaults, given: Mapping[str, Any]) -> _P:
+    """As `completed`, or for a stream as `completed_alone`."""
+    return (completed_alone if given.get("stream") is True else completed)(kind, owner, given)

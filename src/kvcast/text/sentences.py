@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from typing_extensions import override
 
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Int64
 from kvcast.speech.languages import CODES_BY_NAME
-from kvcast.text.texts import LENGTH, STOP, TextGeneration, Timings
+from kvcast.text.texts import LENGTH, STOP, TextGeneration, TextStream, Timings
 
 _T = TypeVar("_T")
 _USUAL = "en"
@@ -80,31 +82,28 @@ def joined(parts: Sequence[Part], texts: Sequence[TextGeneration]) -> TextGenera
     )
 
 
-class Pieces(Protocol):
-    def __iter__(self) -> Iterator[str]:
-        """Generate while pieces are taken."""
+class JoinedPieces(TextStream):
+    """Pieces of the answers to a source's parts, in sequence."""
 
-    @property
-    def result(self) -> TextGeneration:
-        """The whole text."""
-
-
-class JoinedPieces(Iterator[str]):
-    """Pieces of the answers to a source's parts, in sequence; can be iterated once."""
-
-    def __init__(self, parts: Sequence[Part], begin: Callable[[Int64], Pieces]) -> None:
+    def __init__(self, parts: Sequence[Part], begin: Callable[[Int64], TextStream]) -> None:
         self._parts = parts
         self._texts: list[TextGeneration] = []
         self._pieces = self._generated(begin)
 
+    @override
     def __next__(self) -> str:
         return next(self._pieces)
 
+    @override
+    def __repr__(self) -> str:
+        return f"<JoinedPieces: {len(self._texts)} of {len(self._parts)} parts done>"
+
     @property
+    @override
     def result(self) -> TextGeneration:
         return joined(self._parts, self._texts)
 
-    def _generated(self, begin: Callable[[Int64], Pieces]) -> Iterator[str]:
+    def _generated(self, begin: Callable[[Int64], TextStream]) -> Iterator[str]:
         for part in self._parts:
             yield from filter(None, [part.before])
             pieces = begin(part.tokens)

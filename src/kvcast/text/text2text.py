@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from typing_extensions import override
@@ -15,7 +15,13 @@ from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, PrefixRuntime, exclusive
-from kvcast.text.generation import EncodedText, GenerationTask, Limits, TextPrompt
+from kvcast.text.generation import (
+    EncodedText,
+    GenerationTask,
+    Limits,
+    TextPrompt,
+    is_one_prompt,
+)
 from kvcast.text.model import TextGenerator
 from kvcast.text.params import PromptParams
 from kvcast.text.sentences import Part, split
@@ -257,8 +263,8 @@ class UnilmModel(SourceTextModel):
 
         Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """
-        several = [texts] if isinstance(texts, str) else texts
-        if not several:
+        several: Any = [texts] if is_one_prompt(texts) else texts
+        if not len(several):
             raise UsageError("there is no text: give at least one")
         sources = [self._encoded(text) for text in several]
         for source in sources:

@@ -1,12 +1,14 @@
 """Running texts: detokenization, stop sequences, stopping criteria, timings and the result."""
 
 import time
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kvcast.decoding.params import SamplingParams
 from kvcast.decoding.speculative_decoding import DraftCounts
+from kvcast.engine.in_threads import each_in_thread
 from kvcast.errors import UsageError
 from kvcast.runtimes.base import Int64
 from kvcast.tokenizers.base import TextTokenizer
@@ -142,6 +144,19 @@ class TextGeneration:
     similarity: float | None = None
     draft: DraftCounts | None = None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TextStream(Iterator[str]):
+    """Pieces of one text, generated while they are taken: once, in a loop or an `async for`."""
+
+    @property
+    @abstractmethod
+    def result(self) -> TextGeneration:
+        """The whole text, once its last piece is taken."""
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        """Yield the pieces, each generated in a thread."""
+        return each_in_thread(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,9 @@ class TextTokenizer(Protocol):
     source_language: str | None = None
     """The default language of sources, from its files."""
 
+    has_chat_template: bool = False
+    """Whether `encode_chat` takes conversations."""
+
     decoder: TokenDecoder | None
     """How tokens spell bytes; None where a token's text depends on its neighbours."""
 

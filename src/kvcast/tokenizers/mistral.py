@@ -32,6 +32,8 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 class MistralTokenizer(TextTokenizer):
+    has_chat_template = True  # mistral-common's own
+
     def __init__(self, name: str, content: bytes) -> None:
         """Take the version from the name; KvcastError without mistral-common, or if it refuses."""
         try:

@@ -83,6 +83,7 @@ class JsonTokenizer(TextTokenizer):
         self._spelling = spelling
         self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
         self._template = template
+        self.has_chat_template = template is not None
         self._form = None if template is None else template.tool_form
         # Without them the rest would make no sense.
         self._shown = frozenset(() if self._form is None else self._form.markers)
