@@ -25,6 +25,7 @@ from kvcast_bench.workload import OptionDefaults, Table, Workload
 Kinds = Mapping[type, Any]
 """By the type of a model's dimensions, the class of the workload that a command measures."""
 
+_NONE = "none"
 _PEERS = {
     "speech": SPEECH,
     "causal": CAUSAL,
@@ -69,6 +70,36 @@ def add_some(
     settings = {"default": usual or listed, "nargs": "+", "metavar": "NAME", **settings}
     parser.add_argument(
         flag, choices=listed, help=f"any of {', '.join(listed)}; {words}", **settings
+    )
+
+
+class _Peers(argparse.Action):
+    """Takes names, or `none` alone."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        names = [name for name in values if name != _NONE]
+        if names and len(names) < len(values):
+            parser.error(f"argument {option_string}: {_NONE} leaves out all others")
+        setattr(namespace, self.dest, names)
+
+
+def add_peers(parser: Any, names: Iterable[str], **settings: Any) -> None:
+    """Declare `--peers`, of which there may be none."""
+    listed = list(dict.fromkeys(names))
+    parser.add_argument(
+        "--peers",
+        choices=[*listed, _NONE],
+        nargs="*",
+        action=_Peers,
+        metavar="NAME",
+        help=f"any of {', '.join(listed)}; {_NONE} for kvcast alone (default: all)",
+        **{"default": listed, **settings},
     )
 
 

@@ -19,6 +19,7 @@ from kvcast_bench.commands import (
     Kinds,
     add_common,
     add_options,
+    add_peers,
     add_some,
     choose_workload,
     compare,
@@ -41,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, {"batch": ([1, 8], "texts at once")})
     words = f"of kvcast; {OWN} is what it does unless told"
     add_some(parser, "--quantize", QUANTIZED, words, usual=["int8", "int4", "none"])
-    words = "none for kvcast alone"
-    add_some(parser, "--peers", [*CAUSAL, *SEQ2SEQ], words, nargs="*", default=None)
+    add_peers(parser, [*CAUSAL, *SEQ2SEQ], default=None)
 
 
 def run(args: argparse.Namespace) -> str:

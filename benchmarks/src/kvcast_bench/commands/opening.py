@@ -14,7 +14,7 @@ from kvcast.errors import UsageError
 from kvcast.families.table import family_with
 from kvcast.loading.components import dimensions_of
 from kvcast_bench.backend import Backend
-from kvcast_bench.commands import add_common, add_some, compare
+from kvcast_bench.commands import add_common, add_peers, add_some, compare
 from kvcast_bench.models import BenchModel
 from kvcast_bench.peers.kvcast import OWN
 from kvcast_bench.peers.opening import LlamaOpener, Opener
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")
     words = f"of kvcast; {OWN} is what it does unless told"
     add_some(parser, "--quantize", [OWN, "int8", "int4"], words, usual=[OWN])
-    add_some(parser, "--peers", _PEERS, "none for kvcast alone", nargs="*")
+    add_peers(parser, _PEERS)
 
 
 def run(args: argparse.Namespace) -> str:

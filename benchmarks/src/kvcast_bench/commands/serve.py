@@ -20,6 +20,7 @@ from kvcast_bench.commands import (
     Kinds,
     add_common,
     add_options,
+    add_peers,
     add_some,
     choose_workload,
     peers,
@@ -53,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     add_options(parser, options)
     add_some(parser, "--quantize", ("int8", "int4", "none"), "of kvcast")
-    words = "none for kvcast alone"
-    add_some(parser, "--peers", [*SERVED_TEXTS, *SERVED_SPEECH], words, nargs="*", default=None)
+    add_peers(parser, [*SERVED_TEXTS, *SERVED_SPEECH], default=None)
     parser.add_argument(
         "--baseline", choices=[_ENGINE], help="also kvcast.Engine without a server, with one client"
     )

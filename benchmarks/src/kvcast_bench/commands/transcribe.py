@@ -18,7 +18,7 @@ from kvcast_bench.backend import Way
 from kvcast_bench.commands import (
     Kinds,
     add_common,
-    add_some,
+    add_peers,
     choose_workload,
     compare,
     peers,
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a checkpoint folder, hub id, bundle, demo or demo-base"
     add_common(parser, "demo", words, _KINDS)
     parser.add_argument("--language", help="code of the spoken language (default: en)")
-    add_some(parser, "--peers", SPEECH, "none for kvcast alone", nargs="*")
+    add_peers(parser, SPEECH)
     parser.add_argument(
         "--batch",
         type=positive,
