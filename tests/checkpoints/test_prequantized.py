@@ -21,7 +21,8 @@ from kvcast.errors import KvcastError
 from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.runtime import NativeRuntime
 from kvcast.spec.runtimes import OWN, BundlePrecision
-from kvcast.spec.stored_matrices import Encoding
+from kvcast.spec.stored_matrices import PREQUANTIZED, Encoding
+from runtimes.native.test_file_rows import NF4, dequantize
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 UP = "model.layers.1.mlp.up_proj"
@@ -221,12 +222,14 @@ class Bitsandbytes(Random):
     """Codes of a table of 16 numbers, in blocks of 64 across rows."""
 
     nested: bool = False
+    is_normal: bool = False
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True}  # noqa: RUF012
 
     def pack(self, name, outputs, inputs):
         codes = self.random.integers(0, 16, outputs * inputs)
         blocks = -(-len(codes) // 64)
         table = np.sort(self.random.uniform(-1, 1, 16)).astype(np.float32)
+        table = NF4.copy() if self.is_normal else table
         state = {"quant_type": "nf4", "blocksize": 64, "shape": [outputs, inputs]}
         scales = self.random.uniform(0.1, 2, blocks).astype(np.float32)
         parts = {"absmax": tensor(scales)}
@@ -283,6 +286,7 @@ class Mlx(Random):
 FORMATS = {
     "bitsandbytes": (Bitsandbytes(), None),
     "bitsandbytes, scales in codes": (Bitsandbytes(nested=True), None),
+    "bitsandbytes, nf4": (Bitsandbytes(nested=True, is_normal=True), "NF4"),
     "bitsandbytes, int8": (BitsandbytesInt8(), None),
     **{
         f"MLX {bits} bits": (Mlx(bits=bits, scales=torch.bfloat16), encoding)
@@ -290,34 +294,40 @@ FORMATS = {
     },
     **{
         f"GPTQ {bits} bits, {version}": (Gptq(bits=bits, version=version), encoding)
-        for bits, encoding in ((2, "Q4_0"), (3, "Q4_0"), (4, "Q5_0"), (8, None))
+        for bits, encoding in ((2, "Q4_0"), (3, "Q4_0"), (4, "INT4_ZERO_POINT"), (8, None))
         for version in ("gptq", "gptq_v2")
     },
     "GPTQ, symmetric": (Gptq(symmetric=True), "Q4_0"),
     "GPTQ 8 bits, symmetric": (Gptq(bits=8, symmetric=True), "Q8_0"),
-    "GPTQ, a group for a row": (Gptq(group=-1), "Q5_0"),
-    "GPTQ, a group larger than a row": (Gptq(group=1 << 40), "Q5_0"),
+    "GPTQ, a group for a row": (Gptq(group=-1), "INT4_ZERO_POINT"),
+    "GPTQ, a group larger than a row": (Gptq(group=1 << 40), "INT4_ZERO_POINT"),
     "GPTQ, groups in another order": (Gptq(act_order=True), None),
     "GPTQ, scales in fp32": (Gptq(scales=torch.float32), None),
-    "AWQ": (Awq(), "Q5_0"),
+    "AWQ": (Awq(), "INT4_ZERO_POINT"),
     "AWQ, symmetric": (Awq(symmetric=True), "Q4_0"),
     **{
         f"pack-quantized {bits} bits{', whole codes' * whole}": (
             Packed(bits=bits, whole=whole, scales=torch.bfloat16),
             encoding,
         )
-        for bits, encoding in ((3, "Q4_0"), (4, "Q5_0"), (5, "Q8_0"), (6, "Q8_0"), (7, "Q8_0"))
+        for bits, encoding in (
+            (3, "Q4_0"),
+            (4, "INT4_ZERO_POINT"),
+            (5, "Q8_0"),
+            (6, "Q8_0"),
+            (7, "Q8_0"),
+        )
         for whole in (False, True)
     },
     "pack-quantized 8 bits, symmetric": (Packed(bits=8, symmetric=True), "Q8_0"),
     "pack-quantized 4 bits, symmetric, channels": (Packed(symmetric=True, group=-1), "Q4_0"),
     "int-quantized": (Int8(scales=torch.bfloat16), "Q8_0"),
-    "FP8 in ragged blocks": (Float8(scales=torch.float32), None),
-    "FP8 in blocks larger than a matrix": (Float8(block=(1 << 40, 1 << 40)), None),
-    "FP8 with one scale": (Float8(block=None, scales=torch.bfloat16), None),
-    "float-quantized, channels": (Float8(block=None, compressed="channel"), None),
-    "float-quantized, tensors": (Float8(block=None, compressed="tensor"), None),
-    "float-quantized, blocks": (Float8(compressed="block"), None),
+    "FP8 in ragged blocks": (Float8(scales=torch.float32), "F8_E4M3"),
+    "FP8 in blocks larger than a matrix": (Float8(block=(1 << 40, 1 << 40)), "F8_E4M3"),
+    "FP8 with one scale": (Float8(block=None, scales=torch.bfloat16), "F8_E4M3"),
+    "float-quantized, channels": (Float8(block=None, compressed="channel"), "F8_E4M3"),
+    "float-quantized, tensors": (Float8(block=None, compressed="tensor"), "F8_E4M3"),
+    "float-quantized, blocks": (Float8(compressed="block"), "F8_E4M3"),
 }
 # 3 bits span -7 .. 7 with any zero point, 2 bits -3 .. 3.
 
@@ -356,9 +366,15 @@ def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
         np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
     rows = codes.tensors.rows_of(DOWN)
     assert (rows and rows.kinds()) == (encoding and {Encoding[encoding]})
+    if rows and rows.kinds() <= PREQUANTIZED:
+        (raw,) = rows.owners
+        matrix = dequantize(raw.reshape(len(rows), -1), Encoding[encoding])
+        np.testing.assert_array_equal(matrix, floats.tensors[DOWN])
 
 
-@pytest.mark.parametrize("name", ["GPTQ, symmetric", "AWQ", "int-quantized", "FP8 with one scale"])
+@pytest.mark.parametrize(
+    "name", ["GPTQ, symmetric", "AWQ", "int-quantized", "FP8 with one scale", "bitsandbytes, nf4"]
+)
 def test_the_own_kernels_run_what_codes_stand_for(name, tmp_path):
     made, encoding = FORMATS[name]
     opened = [open_checkpoint(folder) for folder in folders(tmp_path, made)]
@@ -372,7 +388,7 @@ def test_the_own_kernels_run_what_codes_stand_for(name, tmp_path):
         runtime = NativeRuntime(*opened_on_native(checkpoint, precision, 1))
         prompt = np.arange(3, 12)
         logits.append(runtime.prefill([prompt], runtime.new_cache(1, 16))[0][0, 0])
-    # Activations are rounded to 8 bits.
+    # Activations are rounded to 8 bits, and numbers of NF4's table.
     assert np.abs(logits[1] - logits[0]).max() < 0.15 * np.abs(logits[0]).max()
 
 

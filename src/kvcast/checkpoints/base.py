@@ -14,7 +14,7 @@ from kvcast.errors import InputMissingError, InputOutputError, KvcastError
 from kvcast.families.base import Family
 from kvcast.families.table import family_with
 from kvcast.spec.runtimes import OWN, BundlePrecision
-from kvcast.spec.stored_matrices import CodedMatrix, Encoding, FileRows, joined_rows
+from kvcast.spec.stored_matrices import FLOATS, CodedMatrix, Encoding, FileRows, joined_rows
 
 # NumPy dtype of each kind; bfloat16, which NumPy lacks, is read as its bits.
 _KINDS: Mapping[str, np.dtype[Any]] = {
@@ -31,6 +31,7 @@ _ENCODINGS: Mapping[str, Encoding] = {
     "float16": Encoding.F16,
     "bfloat16": Encoding.BF16,
 }
+_FLOATS = frozenset(kind.name for kind in FLOATS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class LazyTensors(Mapping[str, NDArray[Any]]):
 
     def has_codes(self) -> bool:
         parts = (part for parts in self._parts.values() for part in parts)
-        return any(part.rows is not None and part.blocks is not None for part in parts)
+        return any(part.rows is not None and part.kinds - _FLOATS for part in parts)
 
     def blocks_of(self, name: str) -> CodedMatrix | None:
         """Return a matrix's own codes; None if the file has none."""

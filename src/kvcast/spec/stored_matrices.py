@@ -91,7 +91,10 @@ def rounded(matrix: NDArray[np.float32]) -> CodedMatrix:
 
 
 class Encoding(IntEnum):
-    """The encoding of a row of values; ggml's types have their GGUF ids."""
+    """The encoding of a row of values; ggml's types have their GGUF ids.
+
+    Those from 128 on are made of the tensors of pre-quantized folders.
+    """
 
     F32 = 0
     F16 = 1
@@ -109,6 +112,9 @@ class Encoding(IntEnum):
     IQ4_XS = 23
     BF16 = 30
     MXFP4 = 39
+    INT4_ZERO_POINT = 128  # float16 scale, uint8 zero point, nibbles as in Q4_0
+    NF4 = 129  # float32 scale, nibbles
+    F8_E4M3 = 130  # float32 scale, bytes
 
 
 BLOCKS: Mapping[Encoding, tuple[int, int]] = {
@@ -117,13 +123,32 @@ BLOCKS: Mapping[Encoding, tuple[int, int]] = {
     **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
     **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
     **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
-    Encoding.IQ4_XS: (256, 136),
+    **{Encoding.IQ4_XS: (256, 136), Encoding.INT4_ZERO_POINT: (32, 19)},
+    **{Encoding.NF4: (32, 20), Encoding.F8_E4M3: (32, 36)},
 }
-"""Numbers and bytes of a block, from ggml's ggml-common.h."""
+"""Numbers and bytes of a block, ggml's from ggml-common.h."""
+
+PREQUANTIZED = frozenset(kind for kind in Encoding if kind >= Encoding.INT4_ZERO_POINT)
+"""Encodings that no file has."""
 
 FLOATS = frozenset({Encoding.F32, Encoding.F16, Encoding.BF16})
-FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
+FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K, Encoding.INT4_ZERO_POINT})
 """Codes of 0 .. 15 with a scale and a least value for 32 of them."""
+
+
+def release(array: NDArray[Any], first: int = 0, end: int | None = None) -> None:
+    """Release whole pages of a mapped file that hold bytes first .. end of an array, if any do."""
+    mapped: Any = array
+    while isinstance(mapped, np.ndarray):
+        mapped = mapped.base
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    end = array.nbytes if end is None else min(end, array.nbytes)
+    first = -(-(begin + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (begin + end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, first, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +200,6 @@ class FileRows:
     def release(self) -> None:
         """Release mapped files' read pages, which count as this process's memory."""
         for owner in self.owners:
-            mapped = owner
-            while isinstance(mapped, np.ndarray):
-                mapped = mapped.base
-            if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-                continue
             begin = owner.ctypes.data
             places = self.addresses[
                 (self.addresses >= begin) & (self.addresses < begin + owner.nbytes)
@@ -187,13 +207,8 @@ class FileRows:
             if len(places) == 0:
                 continue
             # As many bytes after the last row as rows lie apart, of those that lie here.
-            file = np.frombuffer(mapped, np.uint8).ctypes.data
-            first, last = int(places.min()) - file, int(places.max()) - file
-            end = min(last + (last - first) // max(1, len(places) - 1), begin + owner.nbytes - file)
-            first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-            size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
-            if size > 0:
-                mapped.madvise(mmap.MADV_DONTNEED, first, size)
+            first, last = int(places.min()) - begin, int(places.max()) - begin
+            release(owner, first, last + (last - first) // max(1, len(places) - 1))
 
     def runs(self) -> list[slice]:
         ends = [*(np.flatnonzero(np.diff(self.encodings)) + 1).tolist(), len(self)]

@@ -4,8 +4,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.matrices import Kind
 from kvcast.runtimes.native.opcodes import Operation
 from kvcast.runtimes.native.weights import format_of
-from kvcast.spec.stored_matrices import Encoding, FileRows
+from kvcast.spec.stored_matrices import BLOCKS, Encoding, FileRows
 from runtimes.native.guarded import guarded
 from runtimes.native.native_calls import (
     Floats,
@@ -27,21 +25,28 @@ from runtimes.native.native_calls import (
     machine,
     rounded,
 )
-from runtimes.native.test_file_rows import CODED, HALVES, ROWS, WIDTH, WITH_LEAST, coded, rows_of
+from runtimes.native.test_file_rows import (
+    CODED,
+    HALVES,
+    NF4,
+    ROWS,
+    WIDTH,
+    WITH_LEAST,
+    coded,
+    dequantize,
+    rows_of,
+)
 
 EPSILON = 2.0**-24
 CONVERTED = {Encoding.Q5_1}
 """Types that become int8 in blocks: no format holds their codes."""
-KEPT = [encoding for encoding in CODED if encoding not in CONVERTED]
+ROUNDED = {Encoding.NF4, Encoding.F8_E4M3}
+"""Types whose numbers a format holds to within int8's."""
+KEPT = [encoding for encoding in CODED if encoding not in CONVERTED | ROUNDED]
 
 
 def own_format(encoding: Encoding, width: int = WIDTH) -> Format:
     return format_of(Kind.INT8_BLOCK, {encoding}, width, own=True)
-
-
-def numbers(raw: NDArray[np.uint8], encoding: Encoding) -> Floats:
-    matrix: Floats = dequantize(raw, GGMLQuantizationType(encoding))
-    return matrix
 
 
 def blocks_of(encoding: Encoding, *, extreme: bool = False, seed: int = 0) -> NDArray[np.uint8]:
@@ -87,7 +92,7 @@ def product(
 @pytest.mark.parametrize("encoding", KEPT, ids=lambda encoding: encoding.name)
 def test_a_kept_matrix_is_ggufs(encoding: Encoding, extreme: bool, instructions: str) -> None:
     raw = blocks_of(encoding, extreme=extreme)
-    expected = numbers(raw, encoding)
+    expected = dequantize(raw, encoding)
     actual = unpacked(instructions, encoding, packed(instructions, encoding, raw))
     # A scale times a code, and the least value: two roundings there, one here.
     scale = np.abs(expected).reshape(ROWS, -1, 256).max(-1).repeat(256, axis=1)
@@ -99,7 +104,7 @@ def test_a_kept_matrix_is_ggufs(encoding: Encoding, extreme: bool, instructions:
 def _matrix(encoding: Encoding, extreme: bool) -> tuple[NDArray[np.uint8], Floats, Floats]:
     raw = blocks_of(encoding, extreme=extreme, seed=5)
     bias = np.random.default_rng(6).normal(size=ROWS).astype(np.float32)
-    return raw, bias, numbers(raw, encoding)
+    return raw, bias, dequantize(raw, encoding)
 
 
 @cache
@@ -141,21 +146,54 @@ def test_products_are_those_of_ggufs_numbers_on_every_set(
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 @pytest.mark.parametrize("encoding", KEPT, ids=lambda encoding: encoding.name)
 def test_the_greatest_sums_do_not_overflow(encoding: Encoding, byte: int) -> None:
-    size = GGML_QUANT_SIZES[GGMLQuantizationType(encoding)][1]
-    raw = np.full_like(blocks_of(encoding), byte).reshape(-1, size)
+    raw = np.full_like(blocks_of(encoding), byte).reshape(-1, BLOCKS[encoding][1])
     if encoding == Encoding.MXFP4:
         raw[:, 0] = 127
     else:
         first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
         raw[:, first : first + 2 * count] = np.ones(count, np.float16).view(np.uint8)
+    if encoding == Encoding.INT4_ZERO_POINT:
+        raw[:, 2] &= 127
     raw = raw.reshape(ROWS, -1)
-    matrix = numbers(raw, encoding)
+    matrix = dequantize(raw, encoding)
     x = rounded(np.full((7, WIDTH), 1, np.float32))
     expected = x.floats() @ matrix.astype(np.float64).T
     for name in all_instructions():
         actual = product(name, 2, encoding, packed(name, encoding, raw), x)
         largest = np.abs(matrix).max() * WIDTH
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("instructions", all_instructions())
+def test_nf4_is_rounded_as_its_table_is(instructions: str) -> None:
+    raw = blocks_of(Encoding.NF4)
+    raw.reshape(-1, 20)[:, :4] = np.array([127 / 512], "<f4").view(np.uint8)  # a half as it is
+    actual = unpacked(instructions, Encoding.NF4, packed(instructions, Encoding.NF4, raw))
+    np.testing.assert_array_equal(np.unique(actual), np.unique(np.rint(NF4 * 127)) / 512)
+    exact = dequantize(raw, Encoding.NF4)
+    assert np.abs(actual - exact).max() <= 0.5 / 512
+
+
+@pytest.mark.parametrize("instructions", all_instructions())
+@pytest.mark.parametrize("scale", [0.75, 2.0**-20])
+def test_float8_is_exact_down_to_an_eighth_of_a_groups_greatest(
+    scale: float, instructions: str
+) -> None:
+    raw = blocks_of(Encoding.F8_E4M3).reshape(-1, 36)
+    raw[:, :4] = np.array([scale], "<f4").view(np.uint8)
+    # Groups with small numbers alone, and with zeros.
+    limits = np.arange(len(raw))[:, None] % 127
+    raw[:, 4:] = np.where((raw[:, 4:] & 127) > limits, raw[:, 4:] & 128 | limits, raw[:, 4:])
+    raw = raw.reshape(ROWS, -1)
+    exact = dequantize(raw, Encoding.F8_E4M3)
+    actual = unpacked(instructions, Encoding.F8_E4M3, packed(instructions, Encoding.F8_E4M3, raw))
+    greatest = np.abs(exact).reshape(-1, 32).max(-1, keepdims=True).repeat(32, 1).reshape(ROWS, -1)
+    step = 2.0**-25  # half that of halves that are not normal
+    assert (np.abs(actual - exact) <= np.maximum(greatest / 128, 127 * step)).all()
+    if scale == 0.75:
+        kept = (np.abs(exact) >= greatest / 8) & (greatest >= 240 * 2.0**-14)
+        assert kept.any()
+        np.testing.assert_array_equal(actual[kept], exact[kept])
 
 
 def test_rows_without_a_formats_codes_are_refused() -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.stored_matrices import BLOCKS, Encoding, FileRows
+from kvcast.spec.stored_matrices import BLOCKS, PREQUANTIZED, Encoding, FileRows
 
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -267,9 +267,10 @@ def _description(cursor: _GgufCursor, path: Path) -> _Description:
     if number in _OTHERS:
         raise KvcastError(
             f"{path}: tensor {name} is {_OTHERS[number]}, not one of "
-            f"{', '.join(kind.name for kind in BLOCKS)}: fetch another quantisation"
+            f"{', '.join(kind.name for kind in BLOCKS if kind not in PREQUANTIZED)}: "
+            "fetch another quantisation"
         )
-    if number not in list(Encoding):
+    if number not in set(Encoding) - PREQUANTIZED:
         raise cursor.error(f"tensor {name} is of the unknown type {number}")
     kind = Encoding(number)
     block, block_bytes = BLOCKS[kind]

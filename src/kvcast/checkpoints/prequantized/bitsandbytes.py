@@ -2,19 +2,33 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.prequantized.integer_codes import of_int8, require_finite
+from kvcast.checkpoints.prequantized.integer_codes import nibbles, of_int8, require_finite
 from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases
+from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows, release
 
 _STATE = "quant_state.bitsandbytes__"
 _NESTED = "nested_blocksize"
 _STEP = 0.007874015718698502
 """Of a row's largest magnitude, as the library multiplies it."""
+
+
+_NF4 = np.array(
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    np.float32,
+)
+"""The library's create_normal_map."""
 
 
 def read_bitsandbytes(fields: Fields, stored: Stored) -> Stored:
@@ -45,13 +59,25 @@ def _of_table(parts: Parts, state_name: str) -> StoredTensor:
     require_finite(table, parts.label)
     require_finite(scales, parts.label)
 
+    def codes() -> NDArray[np.uint8]:
+        pairs = packed.read().reshape(-1)
+        return np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
+
     def read() -> NDArray[np.float32]:
-        codes = packed.read().reshape(-1)
-        numbers = table[np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[:count]]
+        numbers = table[codes()]
         numbers *= scales.repeat(min(size, count))[:count]
         return numbers.reshape(shape)
 
-    return StoredTensor(shape=shape, read=read, kinds=frozenset({"codes"}), nbytes=packed.nbytes)
+    def rows() -> FileRows:
+        groups = np.ascontiguousarray(scales.repeat(size // BLOCK)[: count // BLOCK, None], "<f4")
+        raw = np.hstack([groups.view(np.uint8), nibbles(codes().reshape(-1, BLOCK))]).reshape(-1)
+        release(packed.read())
+        return FileRows.of(raw, *shape, Encoding.NF4)
+
+    stored = StoredTensor(shape=shape, read=read, kinds=frozenset({"codes"}), nbytes=packed.nbytes)
+    if shape[1] % BLOCK or size % BLOCK or not np.array_equal(table, _NF4):
+        return stored
+    return replace(stored, rows=rows, kinds=frozenset({Encoding.NF4.name}))
 
 
 def _state(parts: Parts, name: str) -> Fields:

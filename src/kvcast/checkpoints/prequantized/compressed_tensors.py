@@ -78,7 +78,7 @@ def _packed(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
         scales=scales,
         zeros=zeros,
         group=group_of(parts, "weight_g_idx", inputs, size, scales.shape[1]),
-        nbytes=packed.nbytes,
+        packed=packed,
     ).stored()
 
 

@@ -1,5 +1,6 @@
 """FP8 as transformers 5.23 saves it: float8_e4m3fn, with scales for blocks or for a matrix."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.integer_codes import require_finite
 from kvcast.checkpoints.prequantized.parts import MATRIX, Stored, bases
 from kvcast.errors import KvcastError
+from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows, release
 
 
 def read_fp8(fields: Fields, stored: Stored) -> Stored:
@@ -57,7 +59,18 @@ def of_fp8(
         by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
         return e4m3(codes.read()) * by_row.repeat(columns, axis=-1)[..., :inputs]
 
-    return replace(codes, read=read, problem="", nbytes=codes.nbytes + scale.nbytes)
+    def encoded() -> FileRows:
+        by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
+        groups = by_row.repeat(-(-columns // BLOCK), axis=-1)[..., : inputs // BLOCK]
+        scales = np.ascontiguousarray(groups, "<f4").view(np.uint8).reshape(-1, 4)
+        raw = np.hstack([scales, codes.read().view(np.uint8).reshape(-1, BLOCK)]).reshape(-1)
+        release(codes.read())
+        return FileRows.of(raw, math.prod(codes.shape[:-1]), inputs, Encoding.F8_E4M3)
+
+    stored = replace(codes, read=read, problem="", nbytes=codes.nbytes + scale.nbytes)
+    if inputs % BLOCK or (columns % BLOCK and columns < inputs):
+        return stored
+    return replace(stored, rows=encoded, kinds=frozenset({Encoding.F8_E4M3.name}))
 
 
 def e4m3(bits: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -35,7 +35,7 @@ def read_gptq(fields: Fields, stored: Stored) -> Stored:
             scales=parts.floats("scales", (groups, outputs)).T,
             zeros=zeros.T,
             group=group_of(parts, "g_idx", inputs, size, groups),
-            nbytes=packed.nbytes,
+            packed=packed,
         ).stored()
     return stored
 
@@ -88,7 +88,7 @@ def read_awq(fields: Fields, stored: Stored) -> Stored:
             scales=parts.floats("scales", (groups, outputs)).T,
             zeros=_interleaved(zeros).T,
             group=size,
-            nbytes=packed.nbytes,
+            packed=packed,
         ).stored()
     return stored
 

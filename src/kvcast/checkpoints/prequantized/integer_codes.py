@@ -1,22 +1,28 @@
 """Matrices of integer codes with scales and zero points, as pre-quantized folders hold them.
 
-Where blocks of ggml's hold them exactly, kernels multiply with the codes as they are.
+Where an encoding's blocks hold them exactly, kernels multiply with the codes as they are.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.checkpoints.gguf.dequantize import read_blocks
 from kvcast.errors import KvcastError
-from kvcast.spec.stored_matrices import BLOCK, Encoding
+from kvcast.spec.stored_matrices import (
+    BLOCK,
+    CodedMatrix,
+    Encoding,
+    FileRows,
+    release,
+)
 
 WORD = 32
-# The least and the greatest code of blocks of a scale and codes.
+# The least and the greatest code of blocks of a scale and codes; smallest blocks first.
 _RANGES: Mapping[Encoding, tuple[int, int]] = {
     Encoding.Q4_0: (-8, 7),
     Encoding.Q5_0: (-16, 15),
@@ -51,7 +57,7 @@ class IntegerCodes:
     range: tuple[int, int]  # of codes
     scales: NDArray[np.floating[Any]]
     group: NDArray[np.int64] | int
-    nbytes: int
+    packed: StoredTensor  # of the file, which `codes` reads
     zeros: NDArray[np.uint8] | int = 0
     least: NDArray[np.floating[Any]] | None = None
 
@@ -60,29 +66,29 @@ class IntegerCodes:
         if self.least is not None:
             require_finite(self.least, self.label)
         encoding = self._encoding()
-        if encoding is None:
-            return StoredTensor(
-                shape=self.shape,
-                read=self._dequantized,
-                kinds=frozenset({"codes"}),
-                nbytes=self.nbytes,
-            )
-
-        def matrix() -> StoredTensor:
-            raw = self._blocks(encoding)
-            return GgufTensor(label=self.label, type=encoding, shape=self.shape, raw=raw).stored()
-
-        return StoredTensor(
+        stored = StoredTensor(
             shape=self.shape,
-            read=lambda: matrix().read(),
-            blocks=lambda: matrix().blocks(),  # type: ignore[misc]
-            rows=lambda: matrix().rows(),  # type: ignore[misc]
-            kinds=frozenset({encoding.name}),
-            nbytes=self.nbytes,
+            read=self._dequantized,
+            kinds=frozenset({"codes"}),
+            nbytes=self.packed.nbytes,
         )
+        if encoding is None:
+            return stored
+
+        def blocks() -> CodedMatrix:
+            if encoding == Encoding.INT4_ZERO_POINT:
+                return self._with_least()
+            return read_blocks(encoding.name, self._blocks(encoding), self.shape)
+
+        def rows() -> FileRows:
+            raw = self._blocks(encoding)
+            release(self.packed.read())
+            return FileRows.of(raw, *self.shape, encoding)
+
+        return replace(stored, blocks=blocks, rows=rows, kinds=frozenset({encoding.name}))
 
     def _encoding(self) -> Encoding | None:
-        """Return the smallest blocks that hold all exactly; None if none do."""
+        """Return the encoding of the smallest blocks that hold all exactly; None if none do."""
         in_blocks = isinstance(self.group, int) and self.group % BLOCK == 0
         if not in_blocks or self.shape[1] % BLOCK or not _are_halves(self.scales):
             return None
@@ -91,10 +97,11 @@ class IntegerCodes:
         if self.least is not None:
             fits = least >= 0 and most < 1 << 4 and _are_halves(self.least)
             return Encoding.Q4_1 if fits else None
-        for encoding, (first, last) in _RANGES.items():
-            if first <= least and most <= last:
-                return encoding
-        return None
+        fitting = (kind for kind, (low, high) in _RANGES.items() if low <= least and most <= high)
+        encoding = next(fitting, None)
+        if encoding != Encoding.Q4_0 and self.range[0] >= 0 and self.range[1] < 1 << 4:
+            return Encoding.INT4_ZERO_POINT
+        return encoding
 
     def _signed(self) -> NDArray[np.int16]:
         zeros = self.zeros
@@ -111,26 +118,43 @@ class IntegerCodes:
         values: NDArray[np.float32] = self._signed() * scales
         return values if self.least is None else values + self._of_inputs(self.least)
 
+    def _with_least(self) -> CodedMatrix:
+        """Return codes whose least values are rounded to float16."""
+        least = -self.scales.astype(np.float32) * self.zeros
+        halves = [self._of_blocks(x).astype(np.float16) for x in (self.scales, least)]
+        return CodedMatrix(codes=self.codes(), scales=halves[0], least=halves[1])
+
     def _blocks(self, encoding: Encoding) -> NDArray[np.uint8]:
-        codes = self._signed().reshape(self.shape[0], -1, BLOCK)
+        has_zeros = encoding == Encoding.INT4_ZERO_POINT
+        codes = (self.codes() if has_zeros else self._signed()).reshape(self.shape[0], -1, BLOCK)
         parts = [self._halves(self.scales)]
         if self.least is not None:
             parts.append(self._halves(self.least))
+        if has_zeros:
+            zeros = np.broadcast_to(np.asarray(self.zeros, np.uint8), self.scales.shape)
+            parts.append(self._of_blocks(zeros)[..., None])
         if encoding == Encoding.Q8_0:
             parts.append(codes.astype(np.int8).view(np.uint8))
         else:
             raised = (codes - _RANGES.get(encoding, (0, 0))[0]).astype(np.uint8)
             if encoding == Encoding.Q5_0:
                 parts.append(np.packbits(raised >> 4, axis=-1, bitorder="little"))
-            low, high = np.split(raised & 15, 2, axis=-1)
-            parts.append(low | high << 4)
+            parts.append(nibbles(raised & 15))
         return np.concatenate(parts, axis=-1).reshape(-1)
 
     def _halves(self, groups: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
         """Return a float16 for each block, as bytes [outputs, blocks, 2]."""
+        return self._of_blocks(groups)[..., None].astype("<f2").view(np.uint8)
+
+    def _of_blocks(self, groups: NDArray[Any]) -> NDArray[Any]:
         assert isinstance(self.group, int)
-        of_blocks = groups.repeat(self.group // BLOCK, axis=1)[:, : self.shape[1] // BLOCK]
-        return of_blocks[..., None].astype("<f2").view(np.uint8)
+        return groups.repeat(self.group // BLOCK, axis=1)[:, : self.shape[1] // BLOCK]
+
+
+def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack codes of 4 bits [..., 32] as ggml's blocks have them, [..., 16]."""
+    low, high = np.split(codes, 2, axis=-1)
+    return low | high << 4
 
 
 def of_int8(label: str, codes: StoredTensor, scales: NDArray[np.floating[Any]]) -> StoredTensor:
@@ -143,7 +167,7 @@ def of_int8(label: str, codes: StoredTensor, scales: NDArray[np.floating[Any]]) 
         range=(-128, 127),
         scales=scales,
         group=-(-inputs // scales.shape[1]),
-        nbytes=codes.nbytes,
+        packed=codes,
     ).stored()
 
 

@@ -24,7 +24,7 @@ def read_mlx(fields: Fields, stored: Stored) -> Stored:
             range=(0, (1 << bits) - 1),
             scales=parts.floats("scales", groups),
             group=size,
-            nbytes=packed.nbytes,
+            packed=packed,
             least=parts.floats("biases", groups),
         ).stored()
     return stored

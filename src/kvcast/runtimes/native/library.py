@@ -46,6 +46,7 @@ class Format(IntEnum):
     INT6_BLOCK = 8
     INT6_LARGE = 9
     INT6_LARGE_MIN = 10
+    INT4_ZERO_POINT = 11
 
 
 @cache

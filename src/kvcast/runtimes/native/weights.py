@@ -223,8 +223,13 @@ _OWN_FORMATS: Mapping[Encoding, Format] = {
     **{Encoding.Q4_K: Format.INT4_LARGE, Encoding.IQ4_XS: Format.INT8_LARGE},
     **{Encoding.Q3_K: Format.INT6_LARGE, Encoding.Q6_K: Format.INT6_LARGE},
     **{Encoding.Q2_K: Format.INT8_LARGE_MIN, Encoding.Q5_K: Format.INT6_LARGE_MIN},
+    **{Encoding.INT4_ZERO_POINT: Format.INT4_ZERO_POINT, Encoding.NF4: Format.INT4_TABLE},
+    Encoding.F8_E4M3: Format.INT8_BLOCK,
 }
 """The formats that hold encodings' own codes."""
+
+_ROUNDED = frozenset({Encoding.NF4, Encoding.F8_E4M3})
+"""Encodings whose numbers that format rounds to int8."""
 
 
 def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = False) -> Format:
@@ -249,7 +254,11 @@ def format_of(kind: Kind, encodings: Set[Encoding], width: int, *, own: bool = F
 
 
 def keeps(encodings: Set[Encoding], formats: Set[Format]) -> bool:
-    return formats == {Format.F32} or all(_OWN_FORMATS.get(kind) in formats for kind in encodings)
+    if formats == {Format.F32}:
+        return True
+    return encodings.isdisjoint(_ROUNDED) and all(
+        _OWN_FORMATS.get(kind) in formats for kind in encodings
+    )
 
 
 PartsOf: TypeAlias = "Callable[[str], Sequence[StoredTensor]]"

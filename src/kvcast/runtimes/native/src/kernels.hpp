@@ -44,14 +44,16 @@ inline int depth_of(Format format) {
 }
 
 // Whether a format has large blocks.
-inline bool is_large(Format format) { return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK; }
+inline bool is_large(Format format) {
+  return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK && format != Format::INT4_ZERO_POINT;
+}
 
-constexpr int FORMATS = 11, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
+constexpr int FORMATS = 12, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
 
 // Some outputs of a stored matrix, up to BLOCK.
 struct Stored {
   const void* codes;
-  const float *scales, *least, *bias;  // least: of formats that have it; bias [count], null: zeros
+  const float *scales, *least, *bias;  // least values or zero points, of formats that have them; bias [count], null: zeros
   int count, inputs;
   const float *large_scales, *large_least;  // [count, k / LARGE], of the formats of large blocks
   const int8_t* table;                      // [TABLE], of INT4_TABLE

@@ -13,10 +13,13 @@ const int8_t* table_of(Encoding encoding) {
   static constexpr int8_t NONLINEAR[TABLE] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   static constexpr int8_t SMALL_FLOATS[TABLE] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                  0, -1, -2, -3, -4, -6, -8, -12};  // doubled, of e2m1
+  // 127 times bitsandbytes' create_normal_map, rounded.
+  static constexpr int8_t NORMAL[TABLE] = {-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127};
   switch (encoding) {
     case Encoding::Q4_0: return EVEN;
     case Encoding::IQ4_NL: return NONLINEAR;
     case Encoding::MXFP4: return SMALL_FLOATS;
+    case Encoding::NF4: return NORMAL;
     default: return nullptr;
   }
 }
@@ -70,7 +73,8 @@ class CodedRows {
  private:
   bool has_pairs() const { return format_ == Format::INT4_MIN; }
   bool has_least() const {
-    return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN || format_ == Format::INT6_LARGE_MIN;
+    return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN ||
+           format_ == Format::INT6_LARGE_MIN || format_ == Format::INT4_ZERO_POINT;
   }
 
   template <class Number>

@@ -320,6 +320,7 @@ const Gemm amx_gemm = {
         tiles<Groups<Format::INT6_BLOCK, Int6Block>>(),
         tiles<Groups<Format::INT6_LARGE, Int6Large>>(),
         tiles<Groups<Format::INT6_LARGE_MIN, Int6LargeMin>>(),
+        tiles<Groups<Format::INT4_ZERO_POINT, Int4ZeroPoint>>(),
     },
 };
 

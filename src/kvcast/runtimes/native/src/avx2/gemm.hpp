@@ -310,5 +310,6 @@ constexpr Gemm GEMM = {
         groups::TILES<Int6Block>,
         groups::TILES<Int6Large>,
         groups::TILES<Int6LargeMin>,
+        groups::TILES<Int4ZeroPoint>,
     },
 };

@@ -414,6 +414,7 @@ const Gemm avx512_gemm = {
         groups::TILES<Int6Block>,
         groups::TILES<Int6Large>,
         groups::TILES<Int6LargeMin>,
+        groups::TILES<Int4ZeroPoint>,
     },
 };
 

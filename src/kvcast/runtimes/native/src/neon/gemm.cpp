@@ -338,7 +338,9 @@ void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, fl
   {groups::bytes_of<Int6Block>, groups::pack<Int6Block>, groups::unpack<Int6Block>, multiply<groups::Strip<Int6Block>>}, \
   {groups::bytes_of<Int6Large>, groups::pack<Int6Large>, groups::unpack<Int6Large>, multiply<groups::Strip<Int6Large>>}, \
   {groups::bytes_of<Int6LargeMin>, groups::pack<Int6LargeMin>, groups::unpack<Int6LargeMin>,                           \
-   multiply<groups::Strip<Int6LargeMin>>}
+   multiply<groups::Strip<Int6LargeMin>>},                                                                             \
+  {groups::bytes_of<Int4ZeroPoint>, groups::pack<Int4ZeroPoint>, groups::unpack<Int4ZeroPoint>,                        \
+   multiply<groups::Strip<Int4ZeroPoint>>}
 
 constexpr int SUMS = 24;  // more than four units have in flight
 

@@ -274,7 +274,7 @@ struct Wide {
         const auto as_half = [](float x) { return from_half(to_half(x)); };
         float& scale = to.scales[n * count(k) + g];
         scale = from.large_scales ? from.scales[at] * as_half(from.large_scales[block]) : as_half(from.scales[at]);
-        if (LEAST) to.least[n * count(k) + g] = from.least[at] * as_half(from.large_least[block]);
+        if (LEAST) to.least[n * count(k) + g] = from.large_scales ? from.least[at] * as_half(from.large_least[block]) : -from.least[at] * scale;
       }
     }
   }
@@ -330,6 +330,7 @@ const Gemm plain_gemm = {
         Wide<true, FINE>::tiles(),
         Wide<false, GROUP>::tiles(),
         Wide<false, FINE>::tiles(),
+        Wide<true, GROUP>::tiles(),
         Wide<true, GROUP>::tiles(),
     },
 };

@@ -9,6 +9,7 @@
 #pragma once
 
 constexpr int PARTS = LARGE / FINE;  // of a large block
+constexpr float MOST_INT8 = 127, SMALLEST_HALF = 1.f / (1 << 14), LARGEST_HALF = 65504;  // a normal one
 
 INLINE float half_at(const uint8_t* from) {
   uint16_t bits;
@@ -193,6 +194,57 @@ INLINE void read_mxfp4(const uint8_t* block, float* out) {
   for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(table_of(Encoding::MXFP4)[codes[i]]);
 }
 
+// A half and a byte for the zero point, nibbles.
+INLINE void read_int4_zero_point(const uint8_t* block, float* out) {
+  const float scale = half_at(block);
+  uint8_t codes[GROUP];
+  nibbles(block + 3, codes);
+  for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i] - block[2]);
+}
+
+INLINE float float_at(const uint8_t* from) {
+  float x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+// A float, nibbles: bitsandbytes' create_normal_map.
+INLINE void read_nf4(const uint8_t* block, float* out) {
+  static constexpr float NORMAL[TABLE] = {
+      -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+      -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+      0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+  const float scale = float_at(block);
+  uint8_t codes[GROUP];
+  nibbles(block + 4, codes);
+  for (int i = 0; i < GROUP; i++) out[i] = scale * NORMAL[codes[i]];
+}
+
+// A float8_e4m3fn is its significand times 2^(exponent - 10), or NaN.
+INLINE constexpr int exponent_of(uint8_t bits) { return bits & 0x78 ? bits >> 3 & 15 : 1; }
+INLINE constexpr int significand_of(uint8_t bits) { return (bits & 7) | (bits & 0x78 ? 8 : 0); }
+INLINE constexpr bool is_nan(uint8_t bits) { return (bits & 127) == 127; }
+
+struct Float8 {
+  float numbers[256];
+
+  constexpr Float8() : numbers() {
+    for (int i = 0; i < 256; i++) {
+      const uint8_t bits = static_cast<uint8_t>(i);
+      float power = 1.f / 1024;
+      for (int e = 0; e < exponent_of(bits); e++) power *= 2;
+      numbers[i] = is_nan(bits) ? NAN : (bits & 0x80 ? -power : power) * static_cast<float>(significand_of(bits));
+    }
+  }
+};
+
+// A float, and a byte for each number.
+INLINE void read_f8_e4m3(const uint8_t* block, float* out) {
+  static constexpr Float8 E4M3;
+  const float scale = float_at(block);
+  for (int i = 0; i < GROUP; i++) out[i] = scale * E4M3.numbers[block[4 + i]];
+}
+
 template <class Read>
 INLINE void blocks(const uint8_t* row, int count, int bytes, float* out, Read read) {
   for (int i = 0; i < count / GROUP; i++) read(row + static_cast<size_t>(i) * bytes, out + static_cast<size_t>(i) * GROUP);
@@ -217,6 +269,9 @@ void read_numbers(Encoding encoding, const uint8_t* row, int count, float* out) 
     case Encoding::Q8_0: return blocks(row, count, 34, out, read_q8_0);
     case Encoding::IQ4_NL: return blocks(row, count, 18, out, read_iq4_nl);
     case Encoding::MXFP4: return blocks(row, count, 17, out, read_mxfp4);
+    case Encoding::INT4_ZERO_POINT: return blocks(row, count, 19, out, read_int4_zero_point);
+    case Encoding::NF4: return blocks(row, count, 20, out, read_nf4);
+    case Encoding::F8_E4M3: return blocks(row, count, 36, out, read_f8_e4m3);
     default: break;
   }
   large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
@@ -250,6 +305,15 @@ bool read_codes(Encoding encoding, const uint8_t* row, int count, uint8_t* codes
     }
     return true;
   }
+  if (encoding == Encoding::INT4_ZERO_POINT) {
+    for (int g = 0; g < groups; g++, row += 19) {
+      scales[g] = half_at(row);
+      least[g] = -scales[g] * row[2];
+      nibbles(row + 3, apart);
+      join(g);
+    }
+    return true;
+  }
   if (encoding != Encoding::Q4_K) return false;
   return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
     for (int part = 0; part < LARGE / GROUP; part++) {
@@ -262,52 +326,7 @@ bool read_codes(Encoding encoding, const uint8_t* row, int count, uint8_t* codes
   });
 }
 
-// Groups of GROUP codes in blocks of `bytes`: take(block, codes) returns their scale.
-template <class Take>
-INLINE bool own_groups(const uint8_t* row, int count, int bytes, const OwnCodes& to, Take take) {
-  for (int g = 0; g < count / GROUP; g++) to.scales[g] = take(row + static_cast<size_t>(g) * bytes, to.codes + g * GROUP);
-  return true;
-}
-
-bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, const OwnCodes& to) {
-  const auto from_nibbles = [](const uint8_t* block, int8_t* codes) { nibbles(block, reinterpret_cast<uint8_t*>(codes)); };
-  const auto half_first = [&](const uint8_t* block, int8_t* codes) {
-    from_nibbles(block + 2, codes);
-    return half_at(block);
-  };
-  if (format == Format::INT8_BLOCK && encoding == Encoding::Q8_0)
-    return own_groups(row, count, 34, to, [](const uint8_t* block, int8_t* codes) {
-      std::memcpy(codes, block + 2, GROUP);
-      return half_at(block);
-    });
-  if ((format == Format::INT8_BLOCK || format == Format::INT6_BLOCK) && encoding == Encoding::Q5_0)
-    return own_groups(row, count, 22, to, [&](const uint8_t* block, int8_t* codes) {
-      from_nibbles(block + 6, codes);
-      fifth_bits(block + 2, reinterpret_cast<uint8_t*>(codes));
-      for (int i = 0; i < GROUP; i++) codes[i] = static_cast<int8_t>(codes[i] - 16);
-      return half_at(block);
-    });
-  if (format == Format::INT4_TABLE && encoding == Encoding::MXFP4)
-    return own_groups(row, count, 17, to, [&](const uint8_t* block, int8_t* codes) {
-      from_nibbles(block + 1, codes);
-      return power_of_two(*block);
-    });
-  if (format == Format::INT4_TABLE && table_of(encoding)) return own_groups(row, count, 18, to, half_first);
-  const bool is_wide = encoding == Encoding::IQ4_XS;
-  if (!to.large_scales || is_wide != (format == Format::INT8_LARGE)) return false;
-  const int each = depth_of(format);
-  return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
-    std::memcpy(to.codes + first, block.codes, LARGE);
-    to.large_scales[first / LARGE] = block.scale;
-    if (to.large_least) to.large_least[first / LARGE] = -block.lowest;
-    for (int g = 0; g < LARGE / each; g++) {
-      to.scales[first / each + g] = static_cast<float>(block.scales[g * each / FINE]);
-      if (to.least) to.least[first / each + g] = static_cast<float>(block.least[g * each / FINE]);
-    }
-  });
-}
-
-constexpr float MOST_INT8 = 127, MOST_INT4 = 15, LARGEST_HALF = 65504;
+constexpr float MOST_INT4 = 15;
 constexpr int LANES = 16;
 
 // Compilers turn them into what the instruction set has. A comparison gives a Chosen, for ?:.
@@ -367,6 +386,92 @@ void round_groups(const float* x, int count, int8_t* codes, float* scales) {
     for (int i = 0; i < GROUP; i += LANES)
       store_codes(whole(clipped(over(lanes_at(x + i), Lanes{} + scale), -MOST_INT8, MOST_INT8)), codes + i);
   }
+}
+
+// Groups of GROUP codes in blocks of `bytes`: take(block, codes) returns their scale.
+template <class Take>
+INLINE bool own_groups(const uint8_t* row, int count, int bytes, const OwnCodes& to, Take take) {
+  for (int g = 0; g < count / GROUP; g++) to.scales[g] = take(row + static_cast<size_t>(g) * bytes, to.codes + g * GROUP);
+  return true;
+}
+
+// A group of float8_e4m3fn as int8: those of the greatest exponent, and of three below it, exactly, smaller ones rounded
+// to even. Where the scale would not be a normal half, as floats are.
+INLINE void f8_group(const uint8_t* block, int8_t* codes, float* scale) {
+  constexpr int BITS = 3;  // that 7 leave to significands of 4
+  int most = 1;
+  bool has_nan = false;
+  for (int i = 0; i < GROUP; i++) {
+    const uint8_t bits = block[4 + i];
+    has_nan |= is_nan(bits);
+    most = std::max(most, exponent_of(bits));
+  }
+  *scale = std::ldexp(float_at(block), most - 10 - BITS);
+  if (has_nan || !(std::fabs(*scale) >= SMALLEST_HALF && std::fabs(*scale) <= LARGEST_HALF)) {
+    float numbers[GROUP];
+    read_f8_e4m3(block, numbers);
+    return round_groups(numbers, GROUP, codes, scale);
+  }
+  for (int i = 0; i < GROUP; i++) {
+    const uint8_t bits = block[4 + i];
+    const int down = most - exponent_of(bits), wide = significand_of(bits) << BITS;
+    const int size = (wide + (1 << down >> 1) - (down && !(wide >> down & 1))) >> down;
+    codes[i] = static_cast<int8_t>(bits & 0x80 ? -size : size);
+  }
+}
+
+bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, const OwnCodes& to) {
+  const auto from_nibbles = [](const uint8_t* block, int8_t* codes) { nibbles(block, reinterpret_cast<uint8_t*>(codes)); };
+  const auto half_first = [&](const uint8_t* block, int8_t* codes) {
+    from_nibbles(block + 2, codes);
+    return half_at(block);
+  };
+  if (format == Format::INT8_BLOCK && encoding == Encoding::Q8_0)
+    return own_groups(row, count, 34, to, [](const uint8_t* block, int8_t* codes) {
+      std::memcpy(codes, block + 2, GROUP);
+      return half_at(block);
+    });
+  if ((format == Format::INT8_BLOCK || format == Format::INT6_BLOCK) && encoding == Encoding::Q5_0)
+    return own_groups(row, count, 22, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 6, codes);
+      fifth_bits(block + 2, reinterpret_cast<uint8_t*>(codes));
+      for (int i = 0; i < GROUP; i++) codes[i] = static_cast<int8_t>(codes[i] - 16);
+      return half_at(block);
+    });
+  if (format == Format::INT4_TABLE && encoding == Encoding::MXFP4)
+    return own_groups(row, count, 17, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 1, codes);
+      return power_of_two(*block);
+    });
+  if (format == Format::INT4_TABLE && encoding == Encoding::NF4)
+    return own_groups(row, count, 20, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 4, codes);
+      return float_at(block) / MOST_INT8;
+    });
+  if (format == Format::INT4_TABLE && table_of(encoding)) return own_groups(row, count, 18, to, half_first);
+  if (format == Format::INT4_ZERO_POINT && encoding == Encoding::INT4_ZERO_POINT) {
+    for (int g = 0; g < count / GROUP; g++) to.least[g] = row[g * 19 + 2];
+    return own_groups(row, count, 19, to, [&](const uint8_t* block, int8_t* codes) {
+      from_nibbles(block + 3, codes);
+      return half_at(block);
+    });
+  }
+  if (format == Format::INT8_BLOCK && encoding == Encoding::F8_E4M3) {
+    for (int g = 0; g < count / GROUP; g++) f8_group(row + static_cast<size_t>(g) * 36, to.codes + g * GROUP, to.scales + g);
+    return true;
+  }
+  const bool is_wide = encoding == Encoding::IQ4_XS;
+  if (!to.large_scales || is_wide != (format == Format::INT8_LARGE)) return false;
+  const int each = depth_of(format);
+  return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
+    std::memcpy(to.codes + first, block.codes, LARGE);
+    to.large_scales[first / LARGE] = block.scale;
+    if (to.large_least) to.large_least[first / LARGE] = -block.lowest;
+    for (int g = 0; g < LARGE / each; g++) {
+      to.scales[first / each + g] = static_cast<float>(block.scales[g * each / FINE]);
+      if (to.least) to.least[first / each + g] = static_cast<float>(block.least[g * each / FINE]);
+    }
+  });
 }
 
 // LANES groups of values [GROUP, LANES], quantized in parallel.

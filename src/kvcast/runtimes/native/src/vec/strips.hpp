@@ -146,6 +146,31 @@ struct Small {
   }
 };
 
+// Codes less a group's zero point, times its scale, which is a half: least values are exact products. A part has two
+// groups, so that codes begin with a line of memory.
+struct Int4ZeroPoint {
+  static constexpr Coded CODES_ARE = Coded::NIBBLES;
+  static constexpr bool LEAST = true, PAIRED = false;
+  static constexpr int DEPTH = GROUP, STEPS = BLOCK / DEPTH, ZERO = 0;
+  static constexpr size_t FACTORS = HALVES + STRIP, HEAD = STEPS * FACTORS, CODES = code_bytes(CODES_ARE, DEPTH);
+  static constexpr size_t EACH = HEAD + STEPS * CODES;
+
+  static constexpr size_t codes(int i) { return HEAD + i * CODES; }
+  static INLINE Vector scale(const uint8_t* part, int i, int z) { return halves(part + i * FACTORS, z); }
+  static INLINE Vector least(const uint8_t* part, int i, int z) {
+    return multiply(scale(part, i, z), signed_bytes(part + i * FACTORS + HALVES, z));
+  }
+
+  static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
+    const int each = (from.inputs + GROUP - 1) / GROUP;
+    for (int i = 0; i < STEPS; i++, to += FACTORS) {
+      pack_halves(from.scales, from, each, strip, part * STEPS + i, to);
+      for (int n = 0; n < STRIP; n++)
+        to[HALVES + n] = static_cast<uint8_t>(-static_cast<int>(number(from.least, from, each, strip, part * STEPS + i, n)));
+    }
+  }
+};
+
 // A large block has a half for its scales and one for its least values (if any). After them all is read in the order in
 // which it lies: of each one, two or four groups, so that codes begin with a line of memory, the scales as bytes, the
 // least values likewise, and the codes.
@@ -344,3 +369,4 @@ using Int8LargeMin = groups::Large<groups::Coded::BYTES, true, FINE>;
 using Int6Block = groups::Small<groups::Coded::SIXES, false>;
 using Int6Large = groups::Large<groups::Coded::SIXES, false, FINE>;
 using Int6LargeMin = groups::Large<groups::Coded::SIXES, true, GROUP>;
+using Int4ZeroPoint = groups::Int4ZeroPoint;
