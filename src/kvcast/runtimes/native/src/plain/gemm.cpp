@@ -274,7 +274,9 @@ struct Wide {
         const auto as_half = [](float x) { return from_half(to_half(x)); };
         float& scale = to.scales[n * count(k) + g];
         scale = from.large_scales ? from.scales[at] * as_half(from.large_scales[block]) : as_half(from.scales[at]);
-        if (LEAST) to.least[n * count(k) + g] = from.large_scales ? from.least[at] * as_half(from.large_least[block]) : -from.least[at] * scale;
+        if (!LEAST) continue;
+        const float zero_point = static_cast<float>(-static_cast<int>(from.least[at]));  // 0 has no sign
+        to.least[n * count(k) + g] = from.large_scales ? from.least[at] * as_half(from.large_least[block]) : zero_point * scale;
       }
     }
   }
