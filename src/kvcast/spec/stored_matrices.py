@@ -105,10 +105,20 @@ class Encoding(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
     IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
     IQ4_XS = 23
+    IQ1_M = 29
     BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
     MXFP4 = 39
+    NVFP4 = 40
 
 
 BLOCKS: Mapping[Encoding, tuple[int, int]] = {
@@ -117,12 +127,15 @@ BLOCKS: Mapping[Encoding, tuple[int, int]] = {
     **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
     **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
     **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
-    Encoding.IQ4_XS: (256, 136),
+    **{Encoding.IQ4_XS: (256, 136), Encoding.IQ3_S: (256, 110), Encoding.IQ3_XXS: (256, 98)},
+    **{Encoding.IQ2_S: (256, 82), Encoding.IQ2_XS: (256, 74), Encoding.IQ2_XXS: (256, 66)},
+    **{Encoding.IQ1_M: (256, 56), Encoding.IQ1_S: (256, 50), Encoding.NVFP4: (64, 36)},
+    **{Encoding.TQ1_0: (256, 54), Encoding.TQ2_0: (256, 66)},
 }
 """Numbers and bytes of a block, from ggml's ggml-common.h."""
 
 FLOATS = frozenset({Encoding.F32, Encoding.F16, Encoding.BF16})
-FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K})
+FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K, Encoding.TQ1_0, Encoding.TQ2_0})
 """Codes of 0 .. 15 with a scale and a least value for 32 of them."""
 
 

@@ -19,7 +19,21 @@ FLOATS = {Encoding.F32: np.float32, Encoding.F16: np.float16}
 CODED = [kind for kind in Encoding if kind not in (*FLOATS, Encoding.BF16)]
 # Of a large block: where its halves lie, which random bytes would make infinite.
 HALVES = {Encoding.Q2_K: 80, Encoding.Q3_K: 108, Encoding.Q6_K: 208}
+HALVES |= {Encoding.TQ1_0: 52, Encoding.TQ2_0: 64}
 WITH_LEAST = {Encoding.Q4_1, Encoding.Q5_1, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q2_K}
+
+
+def put_halves(encoding: Encoding, blocks: NDArray[np.uint8], halves: NDArray[np.float16]) -> None:
+    """Replace the scales of blocks [count, bytes], and their least values, by halves [count, 2]."""
+    if encoding == Encoding.NVFP4:
+        return
+    if encoding == Encoding.IQ1_M:  # in the high nibbles of four words
+        nibbles = halves[:, :1].view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+        words = blocks[:, 48:].view(np.uint16)
+        words[:] = words & 0xFFF | nibbles << 12
+        return
+    first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
+    blocks[:, first : first + 2 * count] = halves[:, :count].copy().view(np.uint8)
 
 
 def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArray[np.uint8]:
@@ -30,12 +44,10 @@ def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArra
     if encoding == Encoding.MXFP4:
         blocks[:, 0] = random.integers(10 if extreme else 120, 250 if extreme else 134, len(blocks))
         return blocks.reshape(ROWS, -1)
-    first = HALVES.get(encoding, 0)
     spread = 5e4 if extreme else 2.0
     halves = random.uniform(-spread, spread, (len(blocks), 2)).astype(np.float16)
     halves[::7] = [0, 6e-8]  # nothing, and the smallest half
-    count = 2 if encoding in WITH_LEAST else 1
-    blocks[:, first : first + 2 * count] = halves[:, :count].copy().view(np.uint8)
+    put_halves(encoding, blocks, halves)
     return blocks.reshape(ROWS, -1)
 
 

@@ -27,7 +27,15 @@ from runtimes.native.native_calls import (
     machine,
     rounded,
 )
-from runtimes.native.test_file_rows import CODED, HALVES, ROWS, WIDTH, WITH_LEAST, coded, rows_of
+from runtimes.native.test_file_rows import (
+    CODED,
+    ROWS,
+    WIDTH,
+    WITH_LEAST,
+    coded,
+    put_halves,
+    rows_of,
+)
 
 EPSILON = 2.0**-24
 CONVERTED = {Encoding.Q5_1}
@@ -146,8 +154,7 @@ def test_the_greatest_sums_do_not_overflow(encoding: Encoding, byte: int) -> Non
     if encoding == Encoding.MXFP4:
         raw[:, 0] = 127
     else:
-        first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
-        raw[:, first : first + 2 * count] = np.ones(count, np.float16).view(np.uint8)
+        put_halves(encoding, raw, np.ones((len(raw), 2), np.float16))
     raw = raw.reshape(ROWS, -1)
     matrix = numbers(raw, encoding)
     x = rounded(np.full((7, WIDTH), 1, np.float32))

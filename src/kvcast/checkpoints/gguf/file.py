@@ -43,9 +43,7 @@ _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # ggml's other types, which are not read.
 _OTHERS: Mapping[int, str] = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"},
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"},
 }
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.native.build import check_compiler, find_library, open_library
-from kvcast.spec.stored_matrices import FileRows
+from kvcast.spec.grids import GRIDS, grid
+from kvcast.spec.stored_matrices import Encoding, FileRows
 
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
@@ -41,11 +42,12 @@ class Format(IntEnum):
     INT4_MIN = 3
     INT4_TABLE = 4
     INT4_LARGE = 5
-    INT8_LARGE = 6
+    INT4_TABLE_LARGE = 6
     INT8_LARGE_MIN = 7
     INT6_BLOCK = 8
     INT6_LARGE = 9
     INT6_LARGE_MIN = 10
+    INT4_TABLE_FINE = 11
 
 
 @cache
@@ -57,6 +59,7 @@ def _library() -> Any:
         "kvcast_kernels": (c_char_p, [c_char_p]),
         "kvcast_open": (c_void_p, [c_char_p, c_int]),
         "kvcast_close": (None, [c_void_p]),
+        "kvcast_set_grid": (None, [c_int, c_void_p]),
         "kvcast_packed_bytes": (c_size_t, [c_void_p, c_int, c_int, c_int]),
         "kvcast_pack": (
             c_int,
@@ -88,6 +91,8 @@ def _library() -> Any:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+    for kind in GRIDS:
+        library.kvcast_set_grid(Encoding[kind], grid(kind).ctypes.data)
     return library
 
 

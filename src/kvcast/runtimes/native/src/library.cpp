@@ -63,7 +63,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 6; }
+EXPORT int kvcast_abi() { return 7; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -93,6 +93,9 @@ EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
 }
 
 EXPORT void kvcast_close(kvcast_machine* machine) { delete machine; }
+
+// The points of a grid, as `grid_of` in kernels.hpp says; for the whole process.
+EXPORT void kvcast_set_grid(int encoding, const uint8_t* points) { set_grid(static_cast<Encoding>(encoding), points); }
 
 // Bytes of a packed matrix [outputs, inputs].
 EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int format, int outputs, int inputs) {

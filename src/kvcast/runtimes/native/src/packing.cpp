@@ -13,13 +13,41 @@ const int8_t* table_of(Encoding encoding) {
   static constexpr int8_t NONLINEAR[TABLE] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   static constexpr int8_t SMALL_FLOATS[TABLE] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                  0, -1, -2, -3, -4, -6, -8, -12};  // doubled, of e2m1
+  static constexpr int8_t TERNARY[TABLE] = {-1, 0, 1, 2};
+  // A sign's bit is 8. The numbers of IQ1 are eighths: -1, 0 or 1, and one more or, with the bit, less.
+  static constexpr int8_t ONE_BIT[TABLE] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
+  static constexpr int8_t TWO_BITS[TABLE] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
+  static constexpr int8_t ODD[TABLE] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+  static constexpr int8_t THREE_BITS[TABLE] = {4,  12,  20,  28,  36,  44,  52,  62,
+                                               -4, -12, -20, -28, -36, -44, -52, -62};
   switch (encoding) {
     case Encoding::Q4_0: return EVEN;
-    case Encoding::IQ4_NL: return NONLINEAR;
-    case Encoding::MXFP4: return SMALL_FLOATS;
+    case Encoding::IQ4_NL:
+    case Encoding::IQ4_XS: return NONLINEAR;
+    case Encoding::MXFP4:
+    case Encoding::NVFP4: return SMALL_FLOATS;
+    case Encoding::TQ1_0:
+    case Encoding::TQ2_0: return TERNARY;
+    case Encoding::IQ1_S:
+    case Encoding::IQ1_M: return ONE_BIT;
+    case Encoding::IQ2_XXS:
+    case Encoding::IQ2_XS:
+    case Encoding::IQ2_S: return TWO_BITS;
+    case Encoding::IQ3_XXS: return THREE_BITS;
+    case Encoding::IQ3_S: return ODD;
     default: return nullptr;
   }
 }
+
+namespace {
+
+const uint8_t* grids[ENCODINGS];
+
+}  // namespace
+
+void set_grid(Encoding encoding, const uint8_t* points) { grids[static_cast<int>(encoding)] = points; }
+
+const uint8_t* grid_of(Encoding encoding) { return grids[static_cast<int>(encoding)]; }
 
 namespace {
 
@@ -64,7 +92,7 @@ class CodedRows {
     if (format_ == Format::F32) codes = numbers_.data();
     return {codes, scales_.data(), least_.data(), bias, count, static_cast<int>(inputs_),
             large_scales_.empty() ? nullptr : large_scales_.data(), large_least_.data(),
-            format_ == Format::INT4_TABLE ? table_of(encoding) : nullptr};
+            has_table(format_) ? table_of(encoding) : nullptr};
   }
 
  private:

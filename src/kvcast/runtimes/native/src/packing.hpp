@@ -15,4 +15,7 @@ struct FileRows {
 // have take rows of one encoding, with such codes. bias [outputs], null: zeros.
 void pack_rows(Machine&, Format, bool own, int outputs, int inputs, const FileRows&, const float* bias, uint8_t* tiles);
 
+// Sets what `grid_of` returns, before the first row of the encoding is read; `points` stay where they are.
+void set_grid(Encoding, const uint8_t* points);
+
 }  // namespace kvcast

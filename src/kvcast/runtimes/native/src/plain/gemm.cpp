@@ -273,7 +273,8 @@ struct Wide {
         const int at = n * there + g, block = n * (from.inputs / LARGE) + g * DEPTH / LARGE;
         const auto as_half = [](float x) { return from_half(to_half(x)); };
         float& scale = to.scales[n * count(k) + g];
-        scale = from.large_scales ? from.scales[at] * as_half(from.large_scales[block]) : as_half(from.scales[at]);
+        const auto large = [&] { return from.table ? from.large_scales[block] : as_half(from.large_scales[block]); };
+        scale = from.large_scales ? from.scales[at] * large() : as_half(from.scales[at]);
         if (LEAST) to.least[n * count(k) + g] = from.least[at] * as_half(from.large_least[block]);
       }
     }
@@ -331,6 +332,7 @@ const Gemm plain_gemm = {
         Wide<false, GROUP>::tiles(),
         Wide<false, FINE>::tiles(),
         Wide<true, GROUP>::tiles(),
+        Wide<false, FINE>::tiles(),
     },
 };
 
