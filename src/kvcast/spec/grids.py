@@ -120,7 +120,7 @@ def grid(kind: str) -> NDArray[np.uint8]:
     coordinates, values, bits = _POINTS[kind]
     packed = np.frombuffer(base64.b85decode(bits), np.uint8)
     numbers = np.flatnonzero(np.unpackbits(packed))
-    points = numbers[:, None] // values ** np.arange(coordinates) % values
-    points = points.astype(np.uint8)
+    digits = numbers[:, None] // values ** np.arange(coordinates) % values
+    points: NDArray[np.uint8] = digits.astype(np.uint8)
     points.flags.writeable = False
     return points

@@ -145,6 +145,7 @@ class FileRows:
     encodings: NDArray[np.int32]  # int32 [rows], of `Encoding`
     width: int
     owners: Sequence[Any]  # the arrays that hold the rows, kept alive by this
+    factors: NDArray[np.float32] | None = None  # of rows' values, float32 [rows]; None: ones
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -159,13 +160,21 @@ class FileRows:
         )
 
     @classmethod
-    def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:
+    def of(
+        cls,
+        raw: NDArray[np.uint8],
+        rows: int,
+        width: int,
+        encoding: Encoding,
+        factor: np.float32 | None = None,
+    ) -> Self:
         first, each = raw.ctypes.data, raw.nbytes // rows
         return cls(
             addresses=first + each * np.arange(rows, dtype=np.int64),
             encodings=np.full(rows, encoding, np.int32),
             width=width,
             owners=(raw,),
+            factors=None if factor is None else np.full(rows, factor),
         )
 
     @classmethod
@@ -183,6 +192,7 @@ class FileRows:
             encodings=np.ascontiguousarray(self.encodings[index]),
             width=self.width,
             owners=self.owners,
+            factors=None if self.factors is None else np.ascontiguousarray(self.factors[index]),
         )
 
     def release(self) -> None:
@@ -218,11 +228,16 @@ class FileRows:
 
 
 def joined_rows(parts: Sequence[FileRows]) -> FileRows:
+    has_factors = any(part.factors is not None for part in parts)
+    factors = [
+        np.ones(len(part), np.float32) if part.factors is None else part.factors for part in parts
+    ]
     return FileRows(
         addresses=np.concatenate([part.addresses for part in parts]),
         encodings=np.concatenate([part.encodings for part in parts]),
         width=parts[0].width,
         owners=[owner for part in parts for owner in part.owners],
+        factors=np.concatenate(factors) if has_factors else None,
     )
 
 

@@ -8,6 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from kit.coded_gguf import put_halves
 from kvcast.checkpoints.gguf.dequantize import read_blocks
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
 from kvcast.runtimes.native.matrices import Kind, packed_matrix, searched, store_matrix
@@ -17,23 +18,6 @@ from runtimes.native.native_calls import looked_up
 ROWS, WIDTH = 150, 512  # some rows past the last whole tile
 FLOATS = {Encoding.F32: np.float32, Encoding.F16: np.float16}
 CODED = [kind for kind in Encoding if kind not in (*FLOATS, Encoding.BF16)]
-# Of a large block: where its halves lie, which random bytes would make infinite.
-HALVES = {Encoding.Q2_K: 80, Encoding.Q3_K: 108, Encoding.Q6_K: 208}
-HALVES |= {Encoding.TQ1_0: 52, Encoding.TQ2_0: 64}
-WITH_LEAST = {Encoding.Q4_1, Encoding.Q5_1, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q2_K}
-
-
-def put_halves(encoding: Encoding, blocks: NDArray[np.uint8], halves: NDArray[np.float16]) -> None:
-    """Replace the scales of blocks [count, bytes], and their least values, by halves [count, 2]."""
-    if encoding == Encoding.NVFP4:
-        return
-    if encoding == Encoding.IQ1_M:  # in the high nibbles of four words
-        nibbles = halves[:, :1].view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
-        words = blocks[:, 48:].view(np.uint16)
-        words[:] = words & 0xFFF | nibbles << 12
-        return
-    first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
-    blocks[:, first : first + 2 * count] = halves[:, :count].copy().view(np.uint8)
 
 
 def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArray[np.uint8]:

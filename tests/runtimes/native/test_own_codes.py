@@ -1,5 +1,6 @@
 """Matrices in a file's own codes: gguf-py's numbers, and their products."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kit.coded_gguf import WITH_LEAST, put_halves
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.matrices import Kind
@@ -27,15 +29,7 @@ from runtimes.native.native_calls import (
     machine,
     rounded,
 )
-from runtimes.native.test_file_rows import (
-    CODED,
-    ROWS,
-    WIDTH,
-    WITH_LEAST,
-    coded,
-    put_halves,
-    rows_of,
-)
+from runtimes.native.test_file_rows import CODED, ROWS, WIDTH, coded, rows_of
 
 EPSILON = 2.0**-24
 CONVERTED = {Encoding.Q5_1}
@@ -70,10 +64,13 @@ def packed(
     return guarded(tiles)
 
 
-def unpacked(instructions: str, encoding: Encoding, tiles: NDArray[np.uint8]) -> Floats:
+def unpacked(
+    instructions: str, encoding: Encoding, tiles: NDArray[np.uint8], format_: Format | None = None
+) -> Floats:
     ids, out = np.arange(ROWS), np.empty((ROWS, WIDTH), np.float32)
     call(
-        machine(1, instructions), Operation.EMBEDDING, own_format(encoding), ROWS, WIDTH,
+        machine(1, instructions), Operation.EMBEDDING,
+        own_format(encoding) if format_ is None else format_, ROWS, WIDTH,
         address(tiles), address(ids), ROWS, *flat(out),
     )  # fmt: skip
     return out
@@ -163,6 +160,22 @@ def test_the_greatest_sums_do_not_overflow(encoding: Encoding, byte: int) -> Non
         actual = product(name, 2, encoding, packed(name, encoding, raw), x)
         largest = np.abs(matrix).max() * WIDTH
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("instructions", all_instructions())
+@pytest.mark.parametrize("encoding", CODED, ids=lambda encoding: encoding.name)
+def test_rows_are_multiplied_by_their_factors(encoding: Encoding, instructions: str) -> None:
+    raw, within = blocks_of(encoding), machine(2, instructions)
+    factors = np.random.default_rng(1).uniform(0.1, 3, ROWS).astype(np.float32)
+    rows = replace(rows_of(raw, encoding), factors=factors).moved(lambda index: index[::-1])
+    expected = (numbers(raw, encoding) * factors[:, None])[::-1]
+    exact = unpacked(instructions, encoding, within.pack_rows(Format.F32, rows), Format.F32)
+    np.testing.assert_array_equal(exact, expected)
+    own = unpacked(instructions, encoding, within.pack_rows(own_format(encoding), rows, own=True))
+    # Scales and least values are rounded to halves, or codes to int8.
+    largest = np.abs(expected).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=1)
+    allowed = 2.0**-10 if encoding not in WITH_LEAST | CONVERTED else 2.0**-6
+    assert (np.abs(own - expected) <= allowed * largest + 1e-6).all()
 
 
 def test_rows_without_a_formats_codes_are_refused() -> None:

@@ -33,6 +33,7 @@ _NON_LINEAR = np.array(
 )
 _E2M1 = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)  # doubled
 _POWERS_OF_3 = np.array((1, 3, 9, 27, 81), np.uint8)
+_EIGHTH, _QUARTER = np.float32(1 / 8), np.float32(1 / 4)
 # Of IQ2, IQ3_XXS, IQ3_S and IQ1: a grid's values. Those of IQ1 are -1, 0 and 1, in eighths.
 _TWO_BITS, _ONE_BIT = (8, 25, 43), (-8, 0, 8)
 _THREE_BITS = {"IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62), "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15)}
@@ -165,9 +166,9 @@ def _half_scales() -> NDArray[np.float32]:
     """Return half of each float of 8 bits, e4m3 without a sign: a block's codes are doubled."""
     power, fraction = np.divmod(np.arange(128, dtype=np.int32), 8)
     scales = np.ldexp(np.where(power > 0, fraction + 8, fraction), power.clip(1) - 11)
-    scales = scales.astype(np.float32).repeat(2).reshape(2, -1, order="F")
-    scales[0, 127] = 0  # NaN
-    return scales.reshape(-1)
+    both: NDArray[np.float32] = np.concatenate([scales, scales]).astype(np.float32)
+    both[127] = 0  # NaN
+    return both
 
 
 def _ternary(raw: Bytes, count: int) -> NDArray[np.int8]:
@@ -202,15 +203,20 @@ def _signs() -> NDArray[np.uint64]:
 
 def _signed(points: NDArray[Any], codes: NDArray[Any], signs: Bytes) -> NDArray[np.int8]:
     """Look up points [blocks, ..], and signs of 8 values each [blocks, ..]."""
-    numbers = points[codes.reshape(len(codes), -1)].view(np.int8)
+    numbers: NDArray[np.int8] = points[codes.reshape(len(codes), -1)].view(np.int8)
     numbers *= _signs()[signs.reshape(len(signs), -1)].view(np.int8)
     return numbers
 
 
 def _packed_signs(words: NDArray[np.uint32]) -> Bytes:
-    """Four times seven signs of a word; an eighth makes the number of minus signs even."""
-    seven = (words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)).astype(np.uint8) & 127
-    return seven | (np.bitwise_count(seven) << 7)
+    """Unpack four times seven signs; an eighth makes the number of minus signs even."""
+    return _with_even((words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)).astype(np.uint8))
+
+
+def _with_even(seven: Bytes) -> Bytes:
+    seven = seven & np.uint8(127)
+    signs: Bytes = seven | np.bitwise_count(seven) << np.uint8(7)
+    return signs
 
 
 def _odd(scales: NDArray[Any]) -> NDArray[np.float32]:
@@ -225,28 +231,27 @@ def _words(raw: Bytes, kind: str) -> NDArray[Any]:
 def _iq2_xxs(raw: Bytes) -> _Parts:
     pairs = _words(raw[:, 2:], "<u4").reshape(len(raw), 8, 2)
     codes, signs = raw[:, 2:].reshape(len(raw), 8, 8)[..., :4], _packed_signs(pairs[..., 1])
-    scales = _half(raw, 0) / 8 * _odd(pairs[..., 1] >> 28)
+    scales = _half(raw, 0) * _EIGHTH * _odd(pairs[..., 1] >> 28)
     return _signed(_points("IQ2_XXS", _TWO_BITS), codes, signs), scales, None
 
 
 def _iq2_xs(raw: Bytes) -> _Parts:
     words = _words(raw[:, 2:66], "<u2")
-    signs = (words >> 9).astype(np.uint8)
-    signs |= np.bitwise_count(signs) << 7
-    scales = _half(raw, 0) / 8 * _odd(_planes(raw[:, 66:], 4, 1))
+    signs = _with_even((words >> 9).astype(np.uint8))
+    scales = _half(raw, 0) * _EIGHTH * _odd(_planes(raw[:, 66:], 4, 1))
     return _signed(_points("IQ2_XS", _TWO_BITS), words & 511, signs), scales, None
 
 
 def _iq2_s(raw: Bytes) -> _Parts:
     codes = raw[:, 2:34] | _planes(raw[:, 66:74], 2, 1).astype(np.uint16) << 8
-    scales = _half(raw, 0) / 8 * _odd(_planes(raw[:, 74:], 4, 1))
+    scales = _half(raw, 0) * _EIGHTH * _odd(_planes(raw[:, 74:], 4, 1))
     return _signed(_points("IQ2_S", _TWO_BITS), codes, raw[:, 34:66]), scales, None
 
 
 def _iq3_xxs(raw: Bytes) -> _Parts:
     words = _words(raw[:, 66:], "<u4")
     points = _points("IQ3_XXS", _THREE_BITS["IQ3_XXS"])
-    scales = _half(raw, 0) / 4 * _odd(words >> 28)
+    scales = _half(raw, 0) * _QUARTER * _odd(words >> 28)
     return _signed(points, raw[:, 2:66], _packed_signs(words)), scales, None
 
 
@@ -268,7 +273,7 @@ def _iq1_s(raw: Bytes) -> _Parts:
     high = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16)) & 7
     high |= words[..., None] >> 12 & 8  # below
     codes = raw[:, 2:34] | high.reshape(len(raw), -1) << 8
-    scales = _half(raw, 0) / 8 * _odd(words >> 12 & 7)
+    scales = _half(raw, 0) * _EIGHTH * _odd(words >> 12 & 7)
     return _shifted_points()[codes].view(np.int8), scales, None
 
 
@@ -278,7 +283,7 @@ def _iq1_m(raw: Bytes) -> _Parts:
     half = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view(np.float16)
     codes = raw[:, :32] | _planes(raw[:, 32:48], 4, 1).astype(np.uint16) << 8
     each = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16)) & 7
-    scales = half.astype(np.float32) / 8 * _odd(each.reshape(len(raw), -1))
+    scales = half.astype(np.float32) * _EIGHTH * _odd(each.reshape(len(raw), -1))
     return _shifted_points()[codes].view(np.int8), scales, None
 
 

@@ -15,8 +15,7 @@ anything is allocated. `dequantize.py` reads arrays, `reader.py` models; kernels
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.stored_matrices import BLOCKS, Encoding, FileRows
+from kvcast.spec.stored_matrices import BLOCKS, CodedMatrix, Encoding, FileRows, rounded
 
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -49,36 +48,50 @@ _OTHERS: Mapping[int, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTensor:
-    """A tensor as stored; `raw` [bytes] is a view of the file."""
+    """A tensor as stored; `raw` [bytes] is a view of the file.
+
+    `factors` [1], or of a stack [slices]: what numbers of a quantized type are multiplied by.
+    """
 
     label: str
     type: Encoding
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
+    factors: NDArray[np.float32] | None = None
 
     def stored(self) -> StoredTensor:
         """As float16 or float32: quantized types are dequantized, bfloat16 is widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
-        stored = (self.type.name, self.raw, self.shape)
         is_matrix = len(self.shape) == _MATRIX
         return StoredTensor(
             shape=self.shape,
-            read=partial(dequantize, *stored),
-            blocks=partial(read_blocks, *stored) if is_matrix else None,
+            read=self._numbers,
+            blocks=self._blocks if is_matrix else None,
             rows=self._rows if is_matrix else None,
             kinds=frozenset({self.type.name}),
             nbytes=self.raw.nbytes,
         )
 
+    def _numbers(self) -> NDArray[np.float32]:
+        numbers = dequantize(self.type.name, self.raw, self.shape)
+        return numbers if self.factors is None else numbers * self.factors[0]
+
+    def _blocks(self) -> CodedMatrix:
+        if self.factors is not None:
+            return rounded(self._numbers())
+        return read_blocks(self.type.name, self.raw, self.shape)
+
     def _rows(self) -> FileRows:
-        return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type)
+        factor = None if self.factors is None else self.factors[0]
+        return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type, factor)
 
     def slices(self) -> list["GgufTensor"]:
-        rest = self.shape[1:]
+        count = self.shape[0]
+        factors = [None] * count if self.factors is None else np.split(self.factors, count)
         return [
-            GgufTensor(label=self.label, type=self.type, shape=rest, raw=raw)
-            for raw in self.raw.reshape(self.shape[0], -1)
+            replace(self, shape=self.shape[1:], raw=raw, factors=each)
+            for raw, each in zip(self.raw.reshape(count, -1), factors, strict=True)
         ]
 
 

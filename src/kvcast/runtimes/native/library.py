@@ -67,7 +67,7 @@ def _library() -> Any:
         ),
         "kvcast_pack_rows": (
             c_int,
-            [c_void_p, c_int, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
+            [c_void_p, c_int, c_int, c_int, c_int, *[c_void_p] * 5, c_char_p, c_size_t],
         ),
         "kvcast_describe": (
             None,
@@ -204,7 +204,7 @@ class Machine:
         sizes = len(rows), rows.width
         packed = self._take(self._library.kvcast_packed_bytes(self._handle, format_, *sizes))
         given = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        arrays = rows.addresses, rows.encodings, given, packed
+        arrays = rows.addresses, rows.encodings, rows.factors, given, packed
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self._checked_call(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
         return packed

@@ -191,7 +191,8 @@ class CheckpointWeights(Weights):
 
     @override
     def table(self, constant: Constant) -> FileRows:
-        return self._rows(constant.name)
+        rows = self._rows(constant.name)
+        return rows if rows.factors is None else FileRows.of_floats(self._tensors[constant.name])
 
     def _rows(self, name: str) -> FileRows:
         rows = self._rows_of(name)

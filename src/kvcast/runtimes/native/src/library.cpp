@@ -110,10 +110,11 @@ EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inp
               size);
 }
 
-// As kvcast_pack, from the rows of a file: an address and an encoding for each of `outputs`.
+// As kvcast_pack, from the rows of a file: an address, an encoding and a factor (null: ones) for each of `outputs`.
 EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int own, int outputs, int inputs, const uint8_t* const* rows,
-                            const int32_t* encodings, const float* bias, uint8_t* packed, char* message, size_t size) {
-  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
+                            const int32_t* encodings, const float* factors, const float* bias, uint8_t* packed,
+                            char* message, size_t size) {
+  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings), factors};
   return told([&] { pack_rows(*machine, static_cast<Format>(format), own, outputs, inputs, from, bias, packed); }, message,
               size);
 }

@@ -68,17 +68,26 @@ class CodedRows {
   }
 
   // Row n of the rows being packed.
-  void read(int n, Encoding encoding, const uint8_t* row, bool own, const Reading& reading) {
+  void read(int n, Encoding encoding, const uint8_t* row, float factor, bool own, const Reading& reading) {
     const int inputs = static_cast<int>(inputs_);
-    if (format_ == Format::F32) return reading.numbers(encoding, row, inputs, at(numbers_, n, inputs_));
+    const auto read_numbers = [&](float* numbers) {
+      reading.numbers(encoding, row, inputs, numbers);
+      multiply(numbers, inputs_, factor);
+    };
+    if (format_ == Format::F32) return read_numbers(at(numbers_, n, inputs_));
     const OwnCodes to = {reinterpret_cast<int8_t*>(at(codes_, n, bytes_)), at(scales_, n, groups_), at(least_, n, groups_),
                          at(large_scales_, n, inputs_ / LARGE), at(large_least_, n, inputs_ / LARGE)};
     uint8_t* codes = at(codes_, n, bytes_);
-    if (has_pairs() && reading.codes(encoding, row, inputs, codes, to.scales, to.least)) return;
-    if ((own || encoding == Encoding::Q8_0) && reading.own(format_, encoding, row, inputs, to)) return;
+    if ((has_pairs() && reading.codes(encoding, row, inputs, codes, to.scales, to.least)) ||
+        ((own || encoding == Encoding::Q8_0) && reading.own(format_, encoding, row, inputs, to))) {
+      const size_t factors = is_large(format_) ? inputs_ / LARGE : groups_;
+      multiply(is_large(format_) ? to.large_scales : to.scales, factors, factor);
+      if (has_least()) multiply(is_large(format_) ? to.large_least : to.least, factors, factor);
+      return;
+    }
     if (static_cast<int>(format_) >= BUNDLE_FORMATS) throw std::invalid_argument("rows without the format's codes");
     float* numbers = numbers_.data();
-    reading.numbers(encoding, row, inputs, numbers);
+    read_numbers(numbers);
     if (has_pairs())
       reading.search(numbers, inputs, codes, to.scales, to.least);
     else if (format_ == Format::INT8)
@@ -96,6 +105,10 @@ class CodedRows {
   }
 
  private:
+  static void multiply(float* x, size_t count, float factor) {
+    for (size_t i = 0; factor != 1 && i < count; i++) x[i] *= factor;
+  }
+
   bool has_pairs() const { return format_ == Format::INT4_MIN; }
   bool has_least() const {
     return has_pairs() || format_ == Format::INT4_LARGE || format_ == Format::INT8_LARGE_MIN || format_ == Format::INT6_LARGE_MIN;
@@ -123,7 +136,10 @@ void pack_rows(Machine& machine, Format format, bool own, int outputs, int input
     thread_local CodedRows coded;  // its pages are touched once
     coded.resize(format, inputs);
     const int first = tile * BLOCK, count = std::min(BLOCK, outputs - first);
-    for (int n = 0; n < count; n++) coded.read(n, from.encodings[first + n], from.rows[first + n], own, machine.with.reading);
+    for (int n = 0; n < count; n++) {
+      const int row = first + n;
+      coded.read(n, from.encodings[row], from.rows[row], from.factors ? from.factors[row] : 1, own, machine.with.reading);
+    }
     of.pack(coded.stored(count, bias ? bias + first : nullptr, from.encodings[first]), tiles + tile * bytes);
   });
 }

@@ -4,10 +4,11 @@
 
 namespace kvcast {
 
-// Rows of values as stored in files: an address and an encoding for each.
+// Rows of values as stored in files: an address and an encoding for each, and what its values are multiplied by.
 struct FileRows {
   const uint8_t* const* rows;
   const Encoding* encodings;
+  const float* factors;  // null: ones
 };
 
 // Rows [outputs] of `inputs` values to tiles. With `own`, rows keep codes that the format can hold; without it, 4-bit
