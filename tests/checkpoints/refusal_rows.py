@@ -838,8 +838,8 @@ def made(make: Callable[[Path, Any], object], *cases: Case) -> list[Refusal]:
 
 def of_unknown_blocks(path: Path, _: object) -> None:
     writer = gguf.GGUFWriter(path, "llama")
-    kind = gguf.GGMLQuantizationType.TQ1_0
-    writer.add_tensor("t", np.zeros((1, 54), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.Q8_K
+    writer.add_tensor("t", np.zeros((1, 292), np.uint8), raw_dtype=kind)
     finish(writer)
 
 
@@ -876,7 +876,7 @@ GGUF_MODELS = [
     *made(lambda path, pattern: gemma(path, 4, attention__sliding_window_pattern=pattern),
         ([False, True, True], "one for each layer"),
     ),
-    *made(of_unknown_blocks, (None, "is TQ1_0, not one of F32")),
+    *made(of_unknown_blocks, (None, "is Q8_K, not one of F32")),
     *made(lambda path, what: with_divisors(path, *what),
         ((np.zeros(HALF, np.float32),), "below 1"),
         ((np.full(HALF, np.nan, np.float32),), "below 1"),

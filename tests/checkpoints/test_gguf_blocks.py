@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from gguf.quants import quantize
 
+from kit.coded_gguf import SMALL_POWERS, put_halves
+from kit.coded_gguf import raw as random_blocks
 from kit.tiny_gguf import permuted, sizes, tensors, vocabulary, write
 from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.checkpoints.source import open_checkpoint
-from kvcast.spec.stored_matrices import BLOCKS, FLOATS
+from kvcast.spec.grids import grid
+from kvcast.spec.stored_matrices import BLOCKS, FLOATS, PREQUANTIZED
 
 SHAPE = 6, 512
 
@@ -26,7 +29,7 @@ def raw_of(kind, seed=0):
     return raw, gguf.quants.dequantize(raw, kind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind not in FLOATS])
+@pytest.mark.parametrize("kind", sorted(BLOCKS.keys() - FLOATS - PREQUANTIZED))
 def test_every_type_is_dequantized_as_by_gguf(kind):
     _, nbytes = BLOCKS[kind]
     raw = np.random.default_rng(kind).integers(0, 256, (4_000, nbytes), dtype=np.uint8)
@@ -37,7 +40,31 @@ def test_every_type_is_dequantized_as_by_gguf(kind):
     np.testing.assert_array_equal(own, want)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", sorted(BLOCKS.keys() - FLOATS - SMALL_POWERS - PREQUANTIZED))
+def test_extreme_scales_are_exact_to_the_bit(kind):
+    halves = np.array([0, -0.0, 6e-8, -6e-8, 6.1e-5, 1e-3, -1, 65504, -65504], np.float16)
+    raw = np.random.default_rng(kind).integers(
+        0, 256, (len(halves) ** 2, BLOCKS[kind][1]), np.uint8
+    )
+    put_halves(kind, raw, np.array([(a, b) for a in halves for b in halves]))
+    want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(kind))
+    assert np.isfinite(want).all()
+    own = dequantize(kind.name, raw.reshape(-1), want.shape)
+    np.testing.assert_array_equal(own.view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    "kind", [f"IQ{i}" for i in ("1_S", "2_XXS", "2_XS", "2_S", "3_XXS", "3_S")]
+)
+def test_grids_are_ggufs(kind):
+    theirs = getattr(gguf.quants, kind)
+    theirs.init_grid()
+    assert grid(kind).shape == theirs.grid_shape
+    values = np.array(theirs.grid_map, np.float32)
+    np.testing.assert_array_equal(values[grid(kind)], theirs.grid.reshape(theirs.grid_shape))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "TQ1_0", "TQ2_0"])
 def test_simple_types_are_exact(kind):
     raw, want = raw_of(kind)
     blocks = read_blocks(kind, raw.reshape(-1), SHAPE)
@@ -58,9 +85,13 @@ def test_scales_of_q4_k_are_rounded_to_halves():
     assert error.max() > 0
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1"])
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ2_XS", "NVFP4"])
 def test_other_types_become_int8(kind):
-    raw, want = raw_of(kind)
+    if kind in ("Q5_0", "Q5_1"):
+        raw, want = raw_of(kind)
+    else:  # which the library only reads
+        raw = random_blocks(*SHAPE, kind, 0)
+        want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     blocks = read_blocks(kind, raw.reshape(-1), SHAPE)
     assert blocks.least is None
     np.testing.assert_allclose(blocks.dequantize(), want, atol=np.abs(want).max() / 127 * 0.6)

@@ -108,10 +108,20 @@ class Encoding(IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
     IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
     IQ4_XS = 23
+    IQ1_M = 29
     BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
     MXFP4 = 39
+    NVFP4 = 40
     INT4_ZERO_POINT = 128  # float16 scale, uint8 zero point, nibbles as in Q4_0
     NF4 = 129  # float32 scale, nibbles
     F8_E4M3 = 130  # float32 scale, bytes
@@ -123,8 +133,11 @@ BLOCKS: Mapping[Encoding, tuple[int, int]] = {
     **{Encoding.Q5_1: (32, 24), Encoding.Q8_0: (32, 34), Encoding.IQ4_NL: (32, 18)},
     **{Encoding.MXFP4: (32, 17), Encoding.Q2_K: (256, 84), Encoding.Q3_K: (256, 110)},
     **{Encoding.Q4_K: (256, 144), Encoding.Q5_K: (256, 176), Encoding.Q6_K: (256, 210)},
-    **{Encoding.IQ4_XS: (256, 136), Encoding.INT4_ZERO_POINT: (32, 19)},
-    **{Encoding.NF4: (32, 20), Encoding.F8_E4M3: (32, 36)},
+    **{Encoding.IQ4_XS: (256, 136), Encoding.IQ3_S: (256, 110), Encoding.IQ3_XXS: (256, 98)},
+    **{Encoding.IQ2_S: (256, 82), Encoding.IQ2_XS: (256, 74), Encoding.IQ2_XXS: (256, 66)},
+    **{Encoding.IQ1_M: (256, 56), Encoding.IQ1_S: (256, 50), Encoding.NVFP4: (64, 36)},
+    **{Encoding.TQ1_0: (256, 54), Encoding.TQ2_0: (256, 66)},
+    **{Encoding.INT4_ZERO_POINT: (32, 19), Encoding.NF4: (32, 20), Encoding.F8_E4M3: (32, 36)},
 }
 """Numbers and bytes of a block, ggml's from ggml-common.h."""
 
@@ -132,7 +145,12 @@ PREQUANTIZED = frozenset(kind for kind in Encoding if kind >= Encoding.INT4_ZERO
 """Encodings that no file has."""
 
 FLOATS = frozenset({Encoding.F32, Encoding.F16, Encoding.BF16})
-FOUR_BITS = frozenset({Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K, Encoding.INT4_ZERO_POINT})
+FOUR_BITS = frozenset(
+    {
+        *(Encoding.Q4_0, Encoding.Q4_1, Encoding.Q4_K, Encoding.TQ1_0, Encoding.TQ2_0),
+        Encoding.INT4_ZERO_POINT,
+    }
+)
 """Codes of 0 .. 15 with a scale and a least value for 32 of them."""
 
 
@@ -157,6 +175,7 @@ class FileRows:
     encodings: NDArray[np.int32]  # int32 [rows], of `Encoding`
     width: int
     owners: Sequence[Any]  # the arrays that hold the rows, kept alive by this
+    factors: NDArray[np.float32] | None = None  # of rows' values, float32 [rows]; None: ones
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -171,13 +190,21 @@ class FileRows:
         )
 
     @classmethod
-    def of(cls, raw: NDArray[np.uint8], rows: int, width: int, encoding: Encoding) -> Self:
+    def of(
+        cls,
+        raw: NDArray[np.uint8],
+        rows: int,
+        width: int,
+        encoding: Encoding,
+        factor: np.float32 | None = None,
+    ) -> Self:
         first, each = raw.ctypes.data, raw.nbytes // rows
         return cls(
             addresses=first + each * np.arange(rows, dtype=np.int64),
             encodings=np.full(rows, encoding, np.int32),
             width=width,
             owners=(raw,),
+            factors=None if factor is None else np.full(rows, factor),
         )
 
     @classmethod
@@ -195,6 +222,7 @@ class FileRows:
             encodings=np.ascontiguousarray(self.encodings[index]),
             width=self.width,
             owners=self.owners,
+            factors=None if self.factors is None else np.ascontiguousarray(self.factors[index]),
         )
 
     def release(self) -> None:
@@ -220,11 +248,16 @@ class FileRows:
 
 
 def joined_rows(parts: Sequence[FileRows]) -> FileRows:
+    has_factors = any(part.factors is not None for part in parts)
+    factors = [
+        np.ones(len(part), np.float32) if part.factors is None else part.factors for part in parts
+    ]
     return FileRows(
         addresses=np.concatenate([part.addresses for part in parts]),
         encodings=np.concatenate([part.encodings for part in parts]),
         width=parts[0].width,
         owners=[owner for part in parts for owner in part.owners],
+        factors=np.concatenate(factors) if has_factors else None,
     )
 
 

@@ -43,8 +43,10 @@ void fill_bytes(Random& random, Floats& x, bool has_sign) {
 void hold_products(const Instructions& with, Random& random) {
   const Format format = static_cast<Format>(below(random, FORMATS));
   const Tiles &tiles = with.gemm.of(format), &expected_tiles = plain.gemm.of(format);
-  const bool is_large = kvcast::is_large(format), is_table = format == Format::INT4_TABLE;
-  const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300), multiple = is_large ? LARGE : is_table || format >= Format::INT6_BLOCK ? GROUP : 1;
+  const bool is_large = kvcast::is_large(format), is_table = has_table(format), has_zero_points = format == Format::INT4_ZERO_POINT;
+  const bool is_grouped = is_table || has_zero_points || format == Format::INT6_BLOCK;
+  const int multiple = is_large ? LARGE : format == Format::INT4_TABLE_FINE ? FINE : is_grouped ? GROUP : 1;
+  const int any_inputs = 1 + below(random, below(random, 4) ? 300 : 1300);
   const int outputs = 1 + below(random, BLOCK), inputs = parts(any_inputs, multiple) * multiple, rows = 1 + below(random, tiles.most_rows);
   const int depth = depth_of(format);
   const size_t weights = static_cast<size_t>(outputs) * inputs, groups = parts(inputs, depth);
@@ -58,10 +60,9 @@ void hold_products(const Instructions& with, Random& random) {
     }
   else
     for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>(greatest ? 0x80 : random());
-  const bool has_zero_points = format == Format::INT4_ZERO_POINT;
   if (is_table || format == Format::INT4_LARGE || has_zero_points)
     for (size_t i = 0; i < stored.size(); i++) stored[i] = greatest ? 15 : stored[i] & 15;
-  if (format >= Format::INT6_BLOCK && !has_zero_points) {
+  if (format >= Format::INT6_BLOCK && !is_table && !has_zero_points) {
     const int zero = format == Format::INT6_LARGE_MIN ? 0 : 32, extreme = below(random, 2) ? 63 : 0;
     for (size_t i = 0; i < stored.size(); i++) stored[i] = static_cast<uint8_t>((greatest ? extreme : stored[i] & 63) - zero);
   }
@@ -73,7 +74,7 @@ void hold_products(const Instructions& with, Random& random) {
   fill(random, large_scales, 0.01f);
   fill(random, large_least);
   if (is_large) {
-    fill_bytes(random, scales, format == Format::INT8_LARGE || format == Format::INT6_LARGE);
+    fill_bytes(random, scales, is_table || format == Format::INT6_LARGE);
     fill_bytes(random, least, false);
   }
   if (has_zero_points)

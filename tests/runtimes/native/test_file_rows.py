@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as dequantized_by_gguf
 from numpy.typing import NDArray
 
+from kit.coded_gguf import put_halves
 from kvcast.checkpoints.gguf.dequantize import read_blocks
 from kvcast.runtimes.native.library import Format, Machine, instruction_sets
 from kvcast.runtimes.native.matrices import Kind, packed_matrix, searched, store_matrix
@@ -27,9 +28,6 @@ from runtimes.native.native_calls import looked_up
 ROWS, WIDTH = 150, 512  # some rows past the last whole tile
 FLOATS = {Encoding.F32: np.float32, Encoding.F16: np.float16}
 CODED = [kind for kind in Encoding if kind not in (*FLOATS, Encoding.BF16)]
-# Of a large block: where its halves lie, which random bytes would make infinite.
-HALVES = {Encoding.Q2_K: 80, Encoding.Q3_K: 108, Encoding.Q6_K: 208}
-WITH_LEAST = {Encoding.Q4_1, Encoding.Q5_1, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q2_K}
 
 
 NF4 = np.array(  # bitsandbytes' create_normal_map
@@ -77,12 +75,10 @@ def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArra
         return blocks.reshape(ROWS, -1)
     if encoding == Encoding.INT4_ZERO_POINT:
         blocks[:, 2] &= 127
-    first = HALVES.get(encoding, 0)
     spread = 5e4 if extreme else 2.0
     halves = random.uniform(-spread, spread, (len(blocks), 2)).astype(np.float16)
     halves[::7] = [0, 6e-8]  # nothing, and the smallest half
-    count = 2 if encoding in WITH_LEAST else 1
-    blocks[:, first : first + 2 * count] = halves[:, :count].copy().view(np.uint8)
+    put_halves(encoding, blocks, halves)
     return blocks.reshape(ROWS, -1)
 
 

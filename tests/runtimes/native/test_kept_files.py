@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from numpy.typing import NDArray
 
 import kvcast
 from kit import tiny_gguf
+from kit.coded_gguf import GRIDS, write
 from kvcast.checkpoints.base import map_file
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.loading.examination import examine_model
@@ -23,69 +21,10 @@ from kvcast.runtimes.native.library import Format, Machine
 from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.spec.runtimes import OWN, RUNTIMES, BundlePrecision, PrecisionRequest
 from kvcast.spec.stored_matrices import Encoding, FileRows
+from runtimes.native.native_calls import looked_up
 
-WIDTH, INNER, HEADS, KEY_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "": "Q4_K"}
 QKV = "decoder.layers.0.attention.qkv.weight"
-
-
-def raw(rows: int, width: int, kind: str, seed: int) -> NDArray[np.uint8]:
-    """Return random blocks [rows, bytes] whose numbers keep the size of what they multiply."""
-    random = np.random.default_rng(seed)
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    blocks = random.integers(0, 256, (rows, width // numbers, size), np.uint8)
-    first, divisors = {
-        "Q4_0": (0, [4.6]),
-        "Q4_1": (0, [4.6, -0.61]),
-        "Q8_0": (0, [73.0]),
-        "Q4_K": (0, [4.6 * 32, 4.6 * 32 / 7.5]),
-        "Q5_K": (0, [9.2 * 32, 9.2 * 32 / 15.5]),
-        "Q6_K": (208, [18 * 73.0]),
-    }[kind]
-    halves = np.array([width**-0.5 / divisor for divisor in divisors], np.float16)
-    blocks[..., first : first + halves.nbytes] = halves.view(np.uint8)
-    return blocks.reshape(rows, -1)
-
-
-def write(path: Path, kinds: Mapping[str, str], *, tied: bool = True, bias: bool = False) -> Path:
-    """Write a small Llama; `kinds` maps parts of tensors' names to types, the first that fits."""
-    writer = gguf.GGUFWriter(path, "llama")
-    values = tiny_gguf.sizes(
-        "llama", block_count=LAYERS, embedding_length=WIDTH, feed_forward_length=INNER,
-        attention__head_count=HEADS, attention__head_count_kv=KEY_HEADS,
-        attention__key_length=HEAD_DIM, attention__value_length=HEAD_DIM,
-    )  # fmt: skip
-    for name, value in (values | tiny_gguf.vocabulary()).items():
-        tiny_gguf.add_value(writer, name, value)
-    shapes = {"token_embd": (tiny_gguf.VOCAB, WIDTH)}
-    if not tied:
-        shapes["output"] = (tiny_gguf.VOCAB, WIDTH)
-    for i in range(LAYERS):
-        shapes |= {
-            f"blk.{i}.attn_q": (HEADS * HEAD_DIM, WIDTH),
-            f"blk.{i}.attn_k": (KEY_HEADS * HEAD_DIM, WIDTH),
-            f"blk.{i}.attn_v": (KEY_HEADS * HEAD_DIM, WIDTH),
-            f"blk.{i}.attn_output": (WIDTH, HEADS * HEAD_DIM),
-            f"blk.{i}.ffn_gate": (INNER, WIDTH),
-            f"blk.{i}.ffn_up": (INNER, WIDTH),
-            f"blk.{i}.ffn_down": (WIDTH, INNER),
-        }
-        for norm in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(WIDTH, np.float32))
-        for part, heads in {"q": HEADS, "k": KEY_HEADS, "v": KEY_HEADS}.items() if bias else ():
-            added = np.random.default_rng(heads).normal(size=heads * HEAD_DIM).astype(np.float32)
-            writer.add_tensor(f"blk.{i}.attn_{part}.bias", added)
-    writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
-    for seed, (name, shape) in enumerate(shapes.items()):
-        kind = next(kind for part, kind in kinds.items() if part in name)
-        writer.add_tensor(
-            f"{name}.weight", raw(*shape, kind, seed), raw_dtype=GGMLQuantizationType[kind]
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def constants_of(path: Path, precision: BundlePrecision) -> dict[str, Any]:
@@ -147,8 +86,10 @@ def test_a_checkpoint_without_codes_is_int8(tmp_path: Path) -> None:
         {"": "Q4_0"},
         {"ffn_up": "Q8_0", "": "Q4_1"},
         {"token_embd": "Q8_0", "attn_q": "Q5_K", "": "Q6_K"},
+        {"attn_v": "IQ3_S", "ffn_down": "IQ1_M", "token_embd": "IQ3_S", "": "IQ2_XS"},
+        {"": "TQ1_0"},
     ],
-    ids=["Q4_K and Q6_K", "Q4_0", "a gate of two types", "three types"],
+    ids=["Q4_K and Q6_K", "Q4_0", "a gate of two types", "three types", "grids", "ternary"],
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_nearly_those_of_the_files_numbers(
@@ -160,6 +101,50 @@ def test_logits_are_nearly_those_of_the_files_numbers(
     exact = kvcast.load(path, runtime="native", quantize="none").score(tokens)
     # Activations are rounded; a matrix whose rows were mistaken would give other texts.
     assert np.abs(own - exact).mean() < 0.05 * np.abs(exact).std()
+
+
+@pytest.mark.parametrize("kind", [*GRIDS, "IQ4_XS", "TQ1_0", "TQ2_0", "NVFP4"])
+def test_a_file_is_one_of_its_numbers(kind: str, tmp_path: Path) -> None:
+    kinds, factors = {"": kind}, kind == "NVFP4"
+    path = write(tmp_path / "codes.gguf", kinds, factors=factors)
+    floats = write(tmp_path / "floats.gguf", kinds, factors=factors, as_floats=True)
+    arrays, expected = open_checkpoint(path).tensors, open_checkpoint(floats).tensors
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    exact, same = (kvcast.load(each, runtime="native", quantize="none") for each in (floats, path))
+    tokens = np.random.default_rng(0).integers(0, tiny_gguf.VOCAB, 40).tolist()
+    np.testing.assert_array_equal(same.score(tokens), exact.score(tokens))
+    written = [model.generate("he", max_new_tokens=8, min_new_tokens=8) for model in (same, exact)]
+    assert written[0].tokens == written[1].tokens
+    own = kvcast.load(path, runtime="native", cache="fp32").score(tokens)
+    assert np.abs(own - exact.score(tokens)).mean() < 0.05 * np.abs(exact.score(tokens)).std()
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [
+        *((kind, "INT4 TABLE LARGE") for kind in GRIDS),
+        ("TQ1_0", "INT4 TABLE"),
+        ("TQ2_0", "INT4 TABLE"),
+        ("NVFP4", "INT4 TABLE FINE"),
+    ],
+)
+def test_an_examination_proves_types_of_few_bits(kind: str, held: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {"token_embd": "Q8_0", "": kind}, factors=kind == "NVFP4")
+    report = examine_model(str(path), prove=True)
+    rows = {row["stored"]: row for row in report["weights"]}
+    assert rows[kind]["held"] == held
+    assert rows[kind]["kept"]
+    assert report["proof"]["tokens_equal"] == report["proof"]["tokens"]
+
+
+def test_an_embedding_may_have_a_factor(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {"": "NVFP4"}, factors=True, tied=False)
+    embedding = constants_of(path, BundlePrecision(quantize=OWN))["decoder.embedding.weight"]
+    floats = write(tmp_path / "f.gguf", {"": "NVFP4"}, factors=True, tied=False, as_floats=True)
+    expected = open_checkpoint(floats).tensors["decoder.embedding.weight"]
+    np.testing.assert_array_equal(looked_up(Machine(1), embedding), expected)
 
 
 def test_a_given_precision_is_what_it_was(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Matrices in a file's own codes: gguf-py's numbers, and their products."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kit.coded_gguf import WITH_LEAST, put_halves
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.library import Format
 from kvcast.runtimes.native.matrices import Kind
@@ -25,17 +27,7 @@ from runtimes.native.native_calls import (
     machine,
     rounded,
 )
-from runtimes.native.test_file_rows import (
-    CODED,
-    HALVES,
-    NF4,
-    ROWS,
-    WIDTH,
-    WITH_LEAST,
-    coded,
-    dequantize,
-    rows_of,
-)
+from runtimes.native.test_file_rows import CODED, NF4, ROWS, WIDTH, coded, dequantize, rows_of
 
 EPSILON = 2.0**-24
 CONVERTED = {Encoding.Q5_1}
@@ -67,10 +59,13 @@ def packed(
     return guarded(tiles)
 
 
-def unpacked(instructions: str, encoding: Encoding, tiles: NDArray[np.uint8]) -> Floats:
+def unpacked(
+    instructions: str, encoding: Encoding, tiles: NDArray[np.uint8], format_: Format | None = None
+) -> Floats:
     ids, out = np.arange(ROWS), np.empty((ROWS, WIDTH), np.float32)
     call(
-        machine(1, instructions), Operation.EMBEDDING, own_format(encoding), ROWS, WIDTH,
+        machine(1, instructions), Operation.EMBEDDING,
+        own_format(encoding) if format_ is None else format_, ROWS, WIDTH,
         address(tiles), address(ids), ROWS, *flat(out),
     )  # fmt: skip
     return out
@@ -150,8 +145,7 @@ def test_the_greatest_sums_do_not_overflow(encoding: Encoding, byte: int) -> Non
     if encoding == Encoding.MXFP4:
         raw[:, 0] = 127
     else:
-        first, count = HALVES.get(encoding, 0), 2 if encoding in WITH_LEAST else 1
-        raw[:, first : first + 2 * count] = np.ones(count, np.float16).view(np.uint8)
+        put_halves(encoding, raw, np.ones((len(raw), 2), np.float16))
     if encoding == Encoding.INT4_ZERO_POINT:
         raw[:, 2] &= 127
     raw = raw.reshape(ROWS, -1)
@@ -194,6 +188,22 @@ def test_float8_is_exact_down_to_an_eighth_of_a_groups_greatest(
         kept = (np.abs(exact) >= greatest / 8) & (greatest >= 240 * 2.0**-14)
         assert kept.any()
         np.testing.assert_array_equal(actual[kept], exact[kept])
+
+
+@pytest.mark.parametrize("instructions", all_instructions())
+@pytest.mark.parametrize("encoding", CODED, ids=lambda encoding: encoding.name)
+def test_rows_are_multiplied_by_their_factors(encoding: Encoding, instructions: str) -> None:
+    raw, within = blocks_of(encoding), machine(2, instructions)
+    factors = np.random.default_rng(1).uniform(0.1, 3, ROWS).astype(np.float32)
+    rows = replace(rows_of(raw, encoding), factors=factors).moved(lambda index: index[::-1])
+    expected = (dequantize(raw, encoding) * factors[:, None])[::-1]
+    exact = unpacked(instructions, encoding, within.pack_rows(Format.F32, rows), Format.F32)
+    np.testing.assert_array_equal(exact, expected)
+    own = unpacked(instructions, encoding, within.pack_rows(own_format(encoding), rows, own=True))
+    # Scales and least values are rounded to halves, or codes to int8.
+    largest = np.abs(expected).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=1)
+    allowed = 2.0**-10 if encoding not in WITH_LEAST | CONVERTED | ROUNDED else 2.0**-6
+    assert (np.abs(own - expected) <= allowed * largest + 1e-6).all()
 
 
 def test_rows_without_a_formats_codes_are_refused() -> None:

@@ -15,8 +15,7 @@ anything is allocated. `dequantize.py` reads arrays, `reader.py` models; kernels
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,14 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
 from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.errors import InputOutputError, KvcastError
-from kvcast.spec.stored_matrices import BLOCKS, PREQUANTIZED, Encoding, FileRows
+from kvcast.spec.stored_matrices import (
+    BLOCKS,
+    PREQUANTIZED,
+    CodedMatrix,
+    Encoding,
+    FileRows,
+    rounded,
+)
 
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -43,44 +49,56 @@ _SMALLEST_TENSOR = 8 + 4 + 4 + 8
 _KINDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # ggml's other types, which are not read.
 _OTHERS: Mapping[int, str] = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"},
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTensor:
-    """A tensor as stored; `raw` [bytes] is a view of the file."""
+    """A tensor as stored; `raw` [bytes] is a view of the file.
+
+    `factors` [1], or of a stack [slices]: what numbers of a quantized type are multiplied by.
+    """
 
     label: str
     type: Encoding
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
+    factors: NDArray[np.float32] | None = None
 
     def stored(self) -> StoredTensor:
         """As float16 or float32: quantized types are dequantized, bfloat16 is widened."""
         if self.type.name in _KINDS:
             return tensor_from_bytes(self.raw, _KINDS[self.type.name], self.shape, self.label)
-        stored = (self.type.name, self.raw, self.shape)
         is_matrix = len(self.shape) == _MATRIX
         return StoredTensor(
             shape=self.shape,
-            read=partial(dequantize, *stored),
-            blocks=partial(read_blocks, *stored) if is_matrix else None,
+            read=self._numbers,
+            blocks=self._blocks if is_matrix else None,
             rows=self._rows if is_matrix else None,
             kinds=frozenset({self.type.name}),
             nbytes=self.raw.nbytes,
         )
 
+    def _numbers(self) -> NDArray[np.float32]:
+        numbers = dequantize(self.type.name, self.raw, self.shape)
+        return numbers if self.factors is None else numbers * self.factors[0]
+
+    def _blocks(self) -> CodedMatrix:
+        if self.factors is not None:
+            return rounded(self._numbers())
+        return read_blocks(self.type.name, self.raw, self.shape)
+
     def _rows(self) -> FileRows:
-        return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type)
+        factor = None if self.factors is None else self.factors[0]
+        return FileRows.of(self.raw, self.shape[0], self.shape[1], self.type, factor)
 
     def slices(self) -> list["GgufTensor"]:
-        rest = self.shape[1:]
+        count = self.shape[0]
+        factors = [None] * count if self.factors is None else np.split(self.factors, count)
         return [
-            GgufTensor(label=self.label, type=self.type, shape=rest, raw=raw)
-            for raw in self.raw.reshape(self.shape[0], -1)
+            replace(self, shape=self.shape[1:], raw=raw, factors=each)
+            for raw, each in zip(self.raw.reshape(count, -1), factors, strict=True)
         ]
 
 

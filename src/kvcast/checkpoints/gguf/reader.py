@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from kvcast.checkpoints.base import (
     Checkpoint,
     CheckpointReader,
@@ -28,6 +30,7 @@ from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merge
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.spec.stored_matrices import Encoding
 
 SUFFIX = ".gguf"
 _PART = re.compile(
@@ -94,7 +97,7 @@ def _read_tensors(
     file: GgufFile, dimensions: DecoderDimensions, values: Values
 ) -> dict[str, StoredTensor]:
     stored, blocks = {}, values.whole("block_count")
-    for name, tensor in file.tensors.items():
+    for name, tensor in _with_factors(file.tensors, values).items():
         layer = _LAYER_NUMBER.match(name)
         if layer and values.layers <= int(layer[1]) < blocks:
             continue
@@ -115,6 +118,29 @@ def _read_tensors(
         elif name not in ROTARY_TENSORS:
             stored[name] = tensor.stored()
     return stored
+
+
+def _with_factors(tensors: Mapping[str, GgufTensor], values: Values) -> dict[str, GgufTensor]:
+    """Attach the factors that conversions store beside tensors of NVFP4, one for each expert.
+
+    Scales of their inputs, for kernels that round these to 4 bits too, are left out.
+    """
+    own = dict(tensors)
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(".weight")
+        if tensor.type != Encoding.NVFP4 or stem == name:
+            continue
+        own.pop(f"{stem}.input_scale", None)
+        scale = own.pop(f"{stem}.scale", None)
+        if scale is None:
+            continue
+        count = tensor.shape[0] if name.endswith(_EXPERTS) else 1
+        is_fit = scale.type == Encoding.F32 and math.prod(scale.shape) in {1, count}
+        factors = scale.stored().read().ravel() if is_fit else np.zeros(0, np.float32)
+        if not is_fit or not np.isfinite(factors).all():
+            raise values.fields.error(f"tensor {stem}.scale does not hold {count} numbers")
+        own[name] = replace(tensor, factors=np.broadcast_to(factors, count))
+    return own
 
 
 def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from kvcast.runtimes.native.compiler import (
 from kvcast.runtimes.native.opcodes import SCHEMA
 from kvcast.spec.files import cache_dir
 
-ABI = 6
+ABI = 7
 """The result of `kvcast_abi` of a library that this version of kvcast can call."""
 
 SHIPPED = Path(__file__).parent / "lib"

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from kvcast.errors import KvcastError, UsageError
 from kvcast.runtimes.native.build import check_compiler, find_library, open_library
-from kvcast.spec.stored_matrices import FileRows
+from kvcast.spec.grids import GRIDS, grid
+from kvcast.spec.stored_matrices import Encoding, FileRows
 
 CHOICE = "KVCAST_INSTRUCTIONS"
 """The environment variable that names the instruction set to use."""
@@ -41,12 +42,13 @@ class Format(IntEnum):
     INT4_MIN = 3
     INT4_TABLE = 4
     INT4_LARGE = 5
-    INT8_LARGE = 6
+    INT4_TABLE_LARGE = 6
     INT8_LARGE_MIN = 7
     INT6_BLOCK = 8
     INT6_LARGE = 9
     INT6_LARGE_MIN = 10
-    INT4_ZERO_POINT = 11
+    INT4_TABLE_FINE = 11
+    INT4_ZERO_POINT = 12
 
 
 @cache
@@ -58,6 +60,7 @@ def _library() -> Any:
         "kvcast_kernels": (c_char_p, [c_char_p]),
         "kvcast_open": (c_void_p, [c_char_p, c_int]),
         "kvcast_close": (None, [c_void_p]),
+        "kvcast_set_grid": (None, [c_int, c_void_p]),
         "kvcast_packed_bytes": (c_size_t, [c_void_p, c_int, c_int, c_int]),
         "kvcast_pack": (
             c_int,
@@ -65,7 +68,7 @@ def _library() -> Any:
         ),
         "kvcast_pack_rows": (
             c_int,
-            [c_void_p, c_int, c_int, c_int, c_int, *[c_void_p] * 4, c_char_p, c_size_t],
+            [c_void_p, c_int, c_int, c_int, c_int, *[c_void_p] * 5, c_char_p, c_size_t],
         ),
         "kvcast_describe": (
             None,
@@ -89,6 +92,8 @@ def _library() -> Any:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+    for kind in GRIDS:
+        library.kvcast_set_grid(Encoding[kind], grid(kind).ctypes.data)
     return library
 
 
@@ -200,7 +205,7 @@ class Machine:
         sizes = len(rows), rows.width
         packed = self._take(self._library.kvcast_packed_bytes(self._handle, format_, *sizes))
         given = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        arrays = rows.addresses, rows.encodings, given, packed
+        arrays = rows.addresses, rows.encodings, rows.factors, given, packed
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self._checked_call(self._library.kvcast_pack_rows, format_, own, *sizes, *addresses)
         return packed

@@ -191,7 +191,8 @@ class CheckpointWeights(Weights):
 
     @override
     def table(self, constant: Constant) -> FileRows:
-        return self._rows(constant.name)
+        rows = self._rows(constant.name)
+        return rows if rows.factors is None else FileRows.of_floats(self._tensors[constant.name])
 
     def _rows(self, name: str) -> FileRows:
         rows = self._rows_of(name)
@@ -220,7 +221,11 @@ _OWN_FORMATS: Mapping[Encoding, Format] = {
     **{Encoding.Q4_0: Format.INT4_TABLE, Encoding.IQ4_NL: Format.INT4_TABLE},
     **{Encoding.MXFP4: Format.INT4_TABLE, Encoding.Q4_1: Format.INT4_MIN},
     **{Encoding.Q5_0: Format.INT6_BLOCK, Encoding.Q8_0: Format.INT8_BLOCK},
-    **{Encoding.Q4_K: Format.INT4_LARGE, Encoding.IQ4_XS: Format.INT8_LARGE},
+    **{Encoding.TQ1_0: Format.INT4_TABLE, Encoding.TQ2_0: Format.INT4_TABLE},
+    **{Encoding.NVFP4: Format.INT4_TABLE_FINE, Encoding.Q4_K: Format.INT4_LARGE},
+    **dict.fromkeys((Encoding.IQ1_S, Encoding.IQ1_M), Format.INT4_TABLE_LARGE),
+    **dict.fromkeys((Encoding.IQ2_XXS, Encoding.IQ2_XS, Encoding.IQ2_S), Format.INT4_TABLE_LARGE),
+    **dict.fromkeys((Encoding.IQ3_XXS, Encoding.IQ3_S, Encoding.IQ4_XS), Format.INT4_TABLE_LARGE),
     **{Encoding.Q3_K: Format.INT6_LARGE, Encoding.Q6_K: Format.INT6_LARGE},
     **{Encoding.Q2_K: Format.INT8_LARGE_MIN, Encoding.Q5_K: Format.INT6_LARGE_MIN},
     **{Encoding.INT4_ZERO_POINT: Format.INT4_ZERO_POINT, Encoding.NF4: Format.INT4_TABLE},

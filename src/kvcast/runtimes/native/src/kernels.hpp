@@ -40,15 +40,28 @@ struct Rounded {
 
 // The inputs of a group, in the formats of groups.
 inline int depth_of(Format format) {
-  return format == Format::INT8_LARGE || format == Format::INT8_LARGE_MIN || format == Format::INT6_LARGE ? FINE : GROUP;
+  switch (format) {
+    case Format::INT4_TABLE_FINE:
+    case Format::INT4_TABLE_LARGE:
+    case Format::INT8_LARGE_MIN:
+    case Format::INT6_LARGE: return FINE;
+    default: return GROUP;
+  }
 }
 
 // Whether a format has large blocks.
 inline bool is_large(Format format) {
-  return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK && format != Format::INT4_ZERO_POINT;
+  return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK && format != Format::INT4_TABLE_FINE &&
+         format != Format::INT4_ZERO_POINT;
 }
 
-constexpr int FORMATS = 12, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
+// Whether codes are those of a table's numbers.
+inline bool has_table(Format format) {
+  return format == Format::INT4_TABLE || format == Format::INT4_TABLE_LARGE || format == Format::INT4_TABLE_FINE;
+}
+
+constexpr int ENCODINGS = 131;  // more than the greatest of them
+constexpr int FORMATS = 13, BUNDLE_FORMATS = 4;  // the first ones are those of bundles too
 
 // Some outputs of a stored matrix, up to BLOCK.
 struct Stored {
@@ -56,7 +69,7 @@ struct Stored {
   const float *scales, *least, *bias;  // least values or zero points, of formats that have them; bias [count], null: zeros
   int count, inputs;
   const float *large_scales, *large_least;  // [count, k / LARGE], of the formats of large blocks
-  const int8_t* table;                      // [TABLE], of INT4_TABLE
+  const int8_t* table;                      // [TABLE], of formats with a table
 };
 
 // Rows of a GEMM's input: x for F32, quantized for the other formats.
@@ -322,8 +335,12 @@ struct OwnCodes {
   float *scales, *least, *large_scales, *large_least;
 };
 
-// The values of INT4_TABLE codes, where rows have that encoding.
+// The numbers of an encoding's codes; null where they are the codes themselves.
 const int8_t* table_of(Encoding);
+
+// The grid of an encoding, whose codes stand for several values: [codes, 8] or, of IQ3, [codes, 4], what is added to the
+// sign for a code of the table.
+const uint8_t* grid_of(Encoding);
 
 // Rows of a file, `count` values each, read and quantized. 4-bit codes are two per byte.
 struct Reading {

@@ -63,7 +63,7 @@ struct kvcast_machine : Machine {
 };
 
 // Changes whenever an older caller would misunderstand.
-EXPORT int kvcast_abi() { return 6; }
+EXPORT int kvcast_abi() { return 7; }
 
 // The name of the i-th instruction set that runs here, fastest first; null past the last.
 EXPORT const char* kvcast_instructions(int i) {
@@ -94,6 +94,9 @@ EXPORT kvcast_machine* kvcast_open(const char* instructions, int threads) {
 
 EXPORT void kvcast_close(kvcast_machine* machine) { delete machine; }
 
+// The points of a grid, as `grid_of` in kernels.hpp says; for the whole process.
+EXPORT void kvcast_set_grid(int encoding, const uint8_t* points) { set_grid(static_cast<Encoding>(encoding), points); }
+
 // Bytes of a packed matrix [outputs, inputs].
 EXPORT size_t kvcast_packed_bytes(const kvcast_machine* machine, int format, int outputs, int inputs) {
   return packed_bytes(machine->with, static_cast<Format>(format), outputs, inputs);
@@ -107,10 +110,11 @@ EXPORT int kvcast_pack(kvcast_machine* machine, int format, int outputs, int inp
               size);
 }
 
-// As kvcast_pack, from the rows of a file: an address and an encoding for each of `outputs`.
+// As kvcast_pack, from the rows of a file: an address, an encoding and a factor (null: ones) for each of `outputs`.
 EXPORT int kvcast_pack_rows(kvcast_machine* machine, int format, int own, int outputs, int inputs, const uint8_t* const* rows,
-                            const int32_t* encodings, const float* bias, uint8_t* packed, char* message, size_t size) {
-  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings)};
+                            const int32_t* encodings, const float* factors, const float* bias, uint8_t* packed,
+                            char* message, size_t size) {
+  const FileRows from = {rows, reinterpret_cast<const Encoding*>(encodings), factors};
   return told([&] { pack_rows(*machine, static_cast<Format>(format), own, outputs, inputs, from, bias, packed); }, message,
               size);
 }

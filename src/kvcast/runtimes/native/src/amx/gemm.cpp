@@ -315,11 +315,12 @@ const Gemm amx_gemm = {
         tiles<Groups<Format::INT4_MIN, Int4Min>>(),
         tiles<Groups<Format::INT4_TABLE, Int4Table>>(),
         tiles<Groups<Format::INT4_LARGE, Int4Large>>(),
-        tiles<Groups<Format::INT8_LARGE, Int8Large>>(),
+        tiles<Groups<Format::INT4_TABLE_LARGE, Int4TableLarge>>(),
         tiles<Groups<Format::INT8_LARGE_MIN, Int8LargeMin>>(),
         tiles<Groups<Format::INT6_BLOCK, Int6Block>>(),
         tiles<Groups<Format::INT6_LARGE, Int6Large>>(),
         tiles<Groups<Format::INT6_LARGE_MIN, Int6LargeMin>>(),
+        tiles<Groups<Format::INT4_TABLE_FINE, Int4TableFine>>(),
         tiles<Groups<Format::INT4_ZERO_POINT, Int4ZeroPoint>>(),
     },
 };

@@ -180,21 +180,21 @@ struct Strip {
 namespace groups {
 
 // sums = a group of codes of 4 bits x codes. `numbers`: of a table.
-template <Coded CODED, int ROWS>
+template <class Of, int ROWS>
 INLINE void dot_nibbles(const uint8_t* weights, __m256i numbers, const int8_t* codes, size_t stride, const int32_t* offsets,
                         size_t apart, __m256i sums[ROWS][PAIR]) {
-  constexpr bool TABLE = CODED == Coded::TABLE;
+  constexpr bool TABLE = Of::CODES_ARE == Coded::TABLE;
   const __m256i low = _mm256_set1_epi8(15);
   for (int m = 0; m < ROWS; m++)
     for (int z = 0; z < PAIR; z++) sums[m][z] = TABLE ? begin(offsets[m * apart]) : _mm256_setzero_si256();
-  for (int k = 0; k < GROUP / 2; k += 4, weights += 4 * STRIP)
+  for (int k = 0; k < Of::DEPTH / 2; k += 4, weights += 4 * STRIP)
     for (int z = 0; z < PAIR; z++) {
       const __m256i both = load_codes(weights + z * 32);
       __m256i w[2] = {_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low)};
       for (int half = 0; TABLE && half < 2; half++) w[half] = _mm256_shuffle_epi8(numbers, w[half]);
       for (int m = 0; m < ROWS; m++)
         for (int half = 0; half < 2; half++) {
-          const __m256i y = four(codes + m * stride + k + half * (GROUP / 2));
+          const __m256i y = four(codes + m * stride + k + half * (Of::DEPTH / 2));
           if (TABLE)
             add(sums[m][z], w[half], y);
           else
@@ -267,7 +267,7 @@ struct Strip {
             dot_group<Of, decltype(index)::value, ROWS>(weights, block, in.inputs, offsets + step, steps, sums);
           });
         } else {
-          dot_nibbles<Of::CODES_ARE, ROWS>(weights, numbers, codes, in.inputs, offsets + step, steps, sums);
+          dot_nibbles<Of, ROWS>(weights, numbers, codes, in.inputs, offsets + step, steps, sums);
         }
         __m256 d[PAIR], least[PAIR];
         for (int z = 0; z < PAIR; z++) {
@@ -305,11 +305,12 @@ constexpr Gemm GEMM = {
         groups::TILES<Int4Min>,
         groups::TILES<Int4Table>,
         groups::TILES<Int4Large>,
-        groups::TILES<Int8Large>,
+        groups::TILES<Int4TableLarge>,
         groups::TILES<Int8LargeMin>,
         groups::TILES<Int6Block>,
         groups::TILES<Int6Large>,
         groups::TILES<Int6LargeMin>,
+        groups::TILES<Int4TableFine>,
         groups::TILES<Int4ZeroPoint>,
     },
 };

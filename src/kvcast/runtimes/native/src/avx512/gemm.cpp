@@ -206,14 +206,14 @@ void multiply_any(const uint8_t* tile, const Operand& in, int inputs, int rows, 
 namespace groups {
 
 // sums = a group x codes, of which SIGNS is not yet taken back. `numbers`: of codes of 4 bits.
-template <Coded CODED, int ROWS>
+template <class Of, int ROWS>
 INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* codes, size_t stride,
                         __m512i sums[ROWS][PAIR]) {
   const __m512i low = _mm512_set1_epi8(15);
   const auto number = [&](__m512i nibbles) {
-    return CODED == Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
+    return Of::CODES_ARE == Coded::TABLE ? _mm512_shuffle_epi8(numbers, nibbles) : nibbles;
   };
-  for (int k = 0; k < GROUP / 2; k += 4, weights += 4 * HALF) {
+  for (int k = 0; k < Of::DEPTH / 2; k += 4, weights += 4 * HALF) {
     __m512i w[PAIR], part[PAIR];
     for (int z = 0; z < PAIR; z++) {
       w[z] = _mm512_loadu_si512(weights + z * 64);
@@ -225,7 +225,7 @@ INLINE void dot_nibbles(const uint8_t* weights, __m512i numbers, const int8_t* c
     }
     for (int z = 0; z < PAIR; z++) part[z] = number(_mm512_and_si512(_mm512_srli_epi16(w[z], 4), low));
     for (int m = 0; m < ROWS; m++) {
-      const __m512i y = four(codes + m * stride + k + GROUP / 2);
+      const __m512i y = four(codes + m * stride + k + Of::DEPTH / 2);
       for (int z = 0; z < PAIR; z++) dot(sums[m][z], part[z], y);
     }
   }
@@ -362,7 +362,7 @@ INLINE void multiply_half(const uint8_t* part, const Rounded& in, __m512i number
       if constexpr (Of::CODES_ARE == Coded::BYTES)
         dot_quads<ROWS>(weights, Of::DEPTH, codes, in.inputs, sums);
       else
-        dot_nibbles<Of::CODES_ARE, ROWS>(weights, numbers, codes, in.inputs, sums);
+        dot_nibbles<Of, ROWS>(weights, numbers, codes, in.inputs, sums);
       add_step<Of, ROWS>(part, i, in, step, offsets, steps, sums, totals);
     }
   for (int m = 0; m < ROWS; m++)
@@ -409,11 +409,12 @@ const Gemm avx512_gemm = {
         groups::TILES<Int4Min>,
         groups::TILES<Int4Table>,
         groups::TILES<Int4Large>,
-        groups::TILES<Int8Large>,
+        groups::TILES<Int4TableLarge>,
         groups::TILES<Int8LargeMin>,
         groups::TILES<Int6Block>,
         groups::TILES<Int6Large>,
         groups::TILES<Int6LargeMin>,
+        groups::TILES<Int4TableFine>,
         groups::TILES<Int4ZeroPoint>,
     },
 };

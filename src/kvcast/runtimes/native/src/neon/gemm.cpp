@@ -208,19 +208,19 @@ struct Strip {
 namespace groups {
 
 // A group of codes of 4 bits x codes. `numbers`: of a table.
-template <Coded CODED, class Sums>
+template <class Of, class Sums>
 INLINE void dot_nibbles(const uint8_t* weights, int8x16_t numbers, const int8_t* codes, size_t stride,
                         int32x4_t sums[Sums::LINES][TWOS]) {
   const auto number = [&](uint8x16_t nibbles) {
-    return CODED == Coded::TABLE ? vqtbl1q_s8(numbers, nibbles) : vreinterpretq_s8_u8(nibbles);
+    return Of::CODES_ARE == Coded::TABLE ? vqtbl1q_s8(numbers, nibbles) : vreinterpretq_s8_u8(nibbles);
   };
   zero<Sums>(sums);
-  for (int k = 0; k < GROUP / 2; k += SIDE, weights += SIDE * STRIP) {
+  for (int k = 0; k < Of::DEPTH / 2; k += SIDE, weights += SIDE * STRIP) {
     __asm__ volatile("" : "+r"(weights), "+r"(codes));  // likewise: two rounds become one whatever one asks for
     int8x16_t low[Sums::LINES], high[Sums::LINES];
     for (int m = 0; m < Sums::LINES; m++) {
       low[m] = Sums::load(codes + k, stride, m);
-      high[m] = Sums::load(codes + GROUP / 2 + k, stride, m);
+      high[m] = Sums::load(codes + Of::DEPTH / 2 + k, stride, m);
     }
     for (int z = 0; z < TWOS; z++) {
       const uint8x16_t both = vld1q_u8(weights + z * 16);
@@ -277,7 +277,7 @@ struct Strip {
         else if constexpr (Of::CODES_ARE == Coded::SIXES)
           dot_sixes<Of, Sums>(weights, i % OF_BLOCK * (Of::DEPTH / QUARTER), codes, in.inputs, sums);
         else
-          dot_nibbles<Of::CODES_ARE, Sums>(weights, numbers, codes, in.inputs, sums);
+          dot_nibbles<Of, Sums>(weights, numbers, codes, in.inputs, sums);
         for (int m = 0; m < ROWS; m++) {
           const float s = in.scales[m * blocks + step / OF_BLOCK];
           const float of_codes = static_cast<float>(offsets[m * steps + step]) * s * (-1 / 128.f);
@@ -332,13 +332,16 @@ void multiply_matrices(const uint8_t* tile, const Operand& in, int, int rows, fl
   {groups::bytes_of<Int4Min>, groups::pack<Int4Min>, groups::unpack<Int4Min>, multiply<groups::Strip<Int4Min>>},         \
   {groups::bytes_of<Int4Table>, groups::pack<Int4Table>, groups::unpack<Int4Table>, multiply<groups::Strip<Int4Table>>}, \
   {groups::bytes_of<Int4Large>, groups::pack<Int4Large>, groups::unpack<Int4Large>, multiply<groups::Strip<Int4Large>>}, \
-  {groups::bytes_of<Int8Large>, groups::pack<Int8Large>, groups::unpack<Int8Large>, multiply<groups::Strip<Int8Large>>}, \
+  {groups::bytes_of<Int4TableLarge>, groups::pack<Int4TableLarge>, groups::unpack<Int4TableLarge>,                     \
+   multiply<groups::Strip<Int4TableLarge>>},                                                                           \
   {groups::bytes_of<Int8LargeMin>, groups::pack<Int8LargeMin>, groups::unpack<Int8LargeMin>,                           \
    multiply<groups::Strip<Int8LargeMin>>},                                                                             \
   {groups::bytes_of<Int6Block>, groups::pack<Int6Block>, groups::unpack<Int6Block>, multiply<groups::Strip<Int6Block>>}, \
   {groups::bytes_of<Int6Large>, groups::pack<Int6Large>, groups::unpack<Int6Large>, multiply<groups::Strip<Int6Large>>}, \
   {groups::bytes_of<Int6LargeMin>, groups::pack<Int6LargeMin>, groups::unpack<Int6LargeMin>,                           \
    multiply<groups::Strip<Int6LargeMin>>},                                                                             \
+  {groups::bytes_of<Int4TableFine>, groups::pack<Int4TableFine>, groups::unpack<Int4TableFine>,                        \
+   multiply<groups::Strip<Int4TableFine>>},                                                                            \
   {groups::bytes_of<Int4ZeroPoint>, groups::pack<Int4ZeroPoint>, groups::unpack<Int4ZeroPoint>,                        \
    multiply<groups::Strip<Int4ZeroPoint>>}
 

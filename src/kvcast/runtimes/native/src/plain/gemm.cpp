@@ -273,7 +273,8 @@ struct Wide {
         const int at = n * there + g, block = n * (from.inputs / LARGE) + g * DEPTH / LARGE;
         const auto as_half = [](float x) { return from_half(to_half(x)); };
         float& scale = to.scales[n * count(k) + g];
-        scale = from.large_scales ? from.scales[at] * as_half(from.large_scales[block]) : as_half(from.scales[at]);
+        const auto large = [&] { return from.table ? from.large_scales[block] : as_half(from.large_scales[block]); };
+        scale = from.large_scales ? from.scales[at] * large() : as_half(from.scales[at]);
         if (!LEAST) continue;
         const float zero_point = static_cast<float>(-static_cast<int>(from.least[at]));  // 0 has no sign
         to.least[n * count(k) + g] = from.large_scales ? from.least[at] * as_half(from.large_least[block]) : zero_point * scale;
@@ -333,6 +334,7 @@ const Gemm plain_gemm = {
         Wide<false, GROUP>::tiles(),
         Wide<false, FINE>::tiles(),
         Wide<true, GROUP>::tiles(),
+        Wide<false, FINE>::tiles(),
         Wide<true, GROUP>::tiles(),
     },
 };

@@ -63,12 +63,14 @@ INLINE void read_q8_0(const uint8_t* block, float* out) {
   for (int i = 0; i < GROUP; i++) out[i] = scale * static_cast<float>(codes[i]);
 }
 
-// A large block's codes; the integer scale and minimum (if any) of each FINE of them, and the block's two factors of
-// these.
+// A large block's codes, perhaps of a table's numbers; the integer scale and minimum (if any) of each FINE of them, and
+// the block's two factors of these.
 struct LargeBlock {
   int8_t codes[LARGE];
   int scales[PARTS], least[PARTS];
   float scale, lowest;
+
+  void set_scale(int group, int scale) { scales[2 * group] = scales[2 * group + 1] = scale; }
 };
 
 // 16 bytes of a scale's nibble and a least value's, 64 of codes, a half of each.
@@ -141,12 +143,132 @@ void split_iq4_xs(const uint8_t* block, LargeBlock& to) {
   uint16_t high;
   std::memcpy(&high, block + 2, 2);
   for (int group = 0; group < 8; group++) {
-    const int scale = ((block[4 + group / 2] >> group % 2 * 4 & 15) | (high >> group * 2 & 3) << 4) - 32;
-    to.scales[2 * group] = to.scales[2 * group + 1] = scale;
-    uint8_t codes[GROUP];
-    nibbles(block + 8 + group * 16, codes);
-    for (int i = 0; i < GROUP; i++) to.codes[group * GROUP + i] = table_of(Encoding::IQ4_NL)[codes[i]];
+    to.set_scale(group, ((block[4 + group / 2] >> group % 2 * 4 & 15) | (high >> group * 2 & 3) << 4) - 32);
+    nibbles(block + 8 + group * 16, reinterpret_cast<uint8_t*>(to.codes + group * GROUP));
   }
+}
+
+template <class Number>
+INLINE Number number_at(const uint8_t* from) {
+  Number number;
+  std::memcpy(&number, from, sizeof number);
+  return number;
+}
+
+// The i-th of the nibbles in bytes, the low one first, as a scale: 1, 3, 5 ..
+INLINE int odd_nibble(const uint8_t* from, int i) { return 2 * (from[i / 2] >> i % 2 * 4 & 15) + 1; }
+
+// The codes of eight values: two times four coordinates of points, and a bit of sign for each.
+INLINE void eight_codes(const uint8_t* first, const uint8_t* second, int signs, int8_t* to) {
+  for (int i = 0; i < 8; i++) to[i] = static_cast<int8_t>((i < 4 ? first[i] : second[i - 4]) | (signs >> i & 1) << 3);
+}
+
+INLINE void eight_codes(const uint8_t* point, int signs, int8_t* to) { eight_codes(point, point + 4, signs, to); }
+
+// Seven signs, and an eighth that makes the number of minus signs even.
+INLINE int even_signs(uint32_t seven) { return static_cast<int>(seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7); }
+
+// A half; of each group four codes, then a word of four times seven signs, and its scale.
+void split_iq2_xxs(const uint8_t* block, LargeBlock& to) {
+  const uint8_t* grid = grid_of(Encoding::IQ2_XXS);
+  to.scale = half_at(block) / 8;
+  for (int group = 0; group < 8; group++) {
+    const uint8_t* from = block + 2 + group * 8;
+    const uint32_t word = number_at<uint32_t>(from + 4);
+    to.set_scale(group, static_cast<int>(2 * (word >> 28) + 1));
+    for (int i = 0; i < 4; i++)
+      eight_codes(grid + 8 * from[i], even_signs(word >> 7 * i & 127), to.codes + group * GROUP + 8 * i);
+  }
+}
+
+// A half; words of a code of 9 bits and seven signs; nibbles of scales.
+void split_iq2_xs(const uint8_t* block, LargeBlock& to) {
+  const uint8_t* grid = grid_of(Encoding::IQ2_XS);
+  to.scale = half_at(block) / 8;
+  for (int part = 0; part < PARTS; part++) to.scales[part] = odd_nibble(block + 66, part);
+  for (int i = 0; i < LARGE / 8; i++) {
+    const uint16_t word = number_at<uint16_t>(block + 2 + 2 * i);
+    eight_codes(grid + 8 * (word & 511), even_signs(word >> 9), to.codes + 8 * i);
+  }
+}
+
+// A half, 32 bytes of codes, 32 of signs, two high bits of each code, nibbles of scales.
+void split_iq2_s(const uint8_t* block, LargeBlock& to) {
+  const uint8_t *grid = grid_of(Encoding::IQ2_S), *codes = block + 2, *signs = block + 34, *high = block + 66;
+  to.scale = half_at(block) / 8;
+  for (int part = 0; part < PARTS; part++) to.scales[part] = odd_nibble(block + 74, part);
+  for (int i = 0; i < LARGE / 8; i++)
+    eight_codes(grid + 8 * (codes[i] | (high[i / 4] >> i % 4 * 2 & 3) << 8), signs[i], to.codes + 8 * i);
+}
+
+// A half, 64 bytes of codes; of each group a word of four times seven signs, and its scale.
+void split_iq3_xxs(const uint8_t* block, LargeBlock& to) {
+  const uint8_t *grid = grid_of(Encoding::IQ3_XXS), *codes = block + 2;
+  to.scale = half_at(block) / 4;
+  for (int group = 0; group < 8; group++) {
+    const uint32_t word = number_at<uint32_t>(block + 66 + group * 4);
+    to.set_scale(group, static_cast<int>(2 * (word >> 28) + 1));
+    for (int i = 0; i < 4; i++, codes += 2)
+      eight_codes(grid + 4 * codes[0], grid + 4 * codes[1], even_signs(word >> 7 * i & 127), to.codes + group * GROUP + 8 * i);
+  }
+}
+
+// A half, 64 bytes of codes, a high bit of each, 32 bytes of signs, nibbles of scales.
+void split_iq3_s(const uint8_t* block, LargeBlock& to) {
+  const uint8_t *grid = grid_of(Encoding::IQ3_S), *codes = block + 2, *high = block + 66, *signs = block + 74;
+  to.scale = half_at(block);
+  for (int group = 0; group < 8; group++) to.set_scale(group, odd_nibble(block + 106, group));
+  const auto point = [&](int i) { return grid + 4 * (codes[i] | (high[i / 8] >> i % 8 & 1) << 8); };
+  for (int i = 0; i < LARGE / 8; i++) eight_codes(point(2 * i), point(2 * i + 1), signs[i], to.codes + 8 * i);
+}
+
+// A half, 32 bytes of codes; of each group a word of four times three high bits, its scale, and one sign.
+void split_iq1_s(const uint8_t* block, LargeBlock& to) {
+  const uint8_t *grid = grid_of(Encoding::IQ1_S), *codes = block + 2;
+  to.scale = half_at(block) / 8;
+  for (int group = 0; group < 8; group++) {
+    const uint16_t word = number_at<uint16_t>(block + 34 + group * 2);
+    to.set_scale(group, 2 * (word >> 12 & 7) + 1);
+    for (int i = 0; i < 4; i++, codes++)
+      eight_codes(grid + 8 * (*codes | (word >> 3 * i & 7) << 8), word >> 15 ? 255 : 0, to.codes + group * GROUP + 8 * i);
+  }
+}
+
+// 32 bytes of codes; a nibble for each of three high bits and a sign; words of four scales and four bits of the half.
+void split_iq1_m(const uint8_t* block, LargeBlock& to) {
+  const uint8_t *grid = grid_of(Encoding::IQ1_S), *high = block + 32;
+  int bits = 0;
+  for (int i = 0; i < 4; i++) {
+    const uint16_t word = number_at<uint16_t>(block + 48 + 2 * i);
+    bits |= word >> 12 << 4 * i;
+    for (int k = 0; k < 4; k++) to.scales[4 * i + k] = 2 * (word >> 3 * k & 7) + 1;
+  }
+  to.scale = from_half(static_cast<uint16_t>(bits)) / 8;
+  for (int i = 0; i < LARGE / 8; i++) {
+    const int nibble = high[i / 2] >> i % 2 * 4;
+    eight_codes(grid + 8 * (block[i] | (nibble & 7) << 8), nibble & 8 ? 255 : 0, to.codes + 8 * i);
+  }
+}
+
+// Bytes of five codes each, as fractions in base 3, the last four bytes of four; a half.
+void split_tq1_0(const uint8_t* block, LargeBlock& to) {
+  to.scale = half_at(block + 52);
+  std::fill_n(to.scales, PARTS, 1);
+  int8_t* codes = to.codes;
+  const auto unpack = [&](const uint8_t* from, int count, int each) {
+    for (int digit = 0, power = 1; digit < each; digit++, power *= 3)
+      for (int i = 0; i < count; i++) *codes++ = static_cast<int8_t>(static_cast<uint8_t>(from[i] * power) * 3 >> 8);
+  };
+  unpack(block, 32, 5);
+  unpack(block + 32, 16, 5);
+  unpack(block + 48, 4, 4);
+}
+
+// 64 bytes of codes, a half.
+void split_tq2_0(const uint8_t* block, LargeBlock& to) {
+  to.scale = half_at(block + 64);
+  std::fill_n(to.scales, PARTS, 1);
+  for (int i = 0; i < LARGE; i++) to.codes[i] = block[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
 }
 
 // Calls use(block, first) with each large block of a row and the index of its first value; false for an encoding
@@ -168,6 +290,15 @@ INLINE bool large_blocks(Encoding encoding, const uint8_t* row, int count, Use u
     case Encoding::Q5_K: return each(176, split_q4_k<true>);
     case Encoding::Q6_K: return each(210, split_q6_k);
     case Encoding::IQ4_XS: return each(136, split_iq4_xs);
+    case Encoding::IQ3_S: return each(110, split_iq3_s);
+    case Encoding::IQ3_XXS: return each(98, split_iq3_xxs);
+    case Encoding::IQ2_S: return each(82, split_iq2_s);
+    case Encoding::IQ2_XS: return each(74, split_iq2_xs);
+    case Encoding::IQ2_XXS: return each(66, split_iq2_xxs);
+    case Encoding::IQ1_M: return each(56, split_iq1_m);
+    case Encoding::IQ1_S: return each(50, split_iq1_s);
+    case Encoding::TQ1_0: return each(54, split_tq1_0);
+    case Encoding::TQ2_0: return each(66, split_tq2_0);
     default: return false;
   }
 }
@@ -245,6 +376,27 @@ INLINE void read_f8_e4m3(const uint8_t* block, float* out) {
   for (int i = 0; i < GROUP; i++) out[i] = scale * E4M3.numbers[block[4 + i]];
 }
 
+// Half of a float of 8 bits, e4m3 without a sign.
+INLINE float half_of_e4m3(uint8_t bits) {
+  return bits == 0x7f ? 0 : std::ldexp(static_cast<float>(significand_of(bits)), exponent_of(bits) - 11);
+}
+
+// NVFP4: the scales of four groups of FINE, and their codes of floats of 4 bits. Calls take(first, scale, codes) for
+// each group, with the index of its first value.
+template <class Take>
+INLINE void fine_groups(const uint8_t* row, int count, Take take) {
+  for (int first = 0; first < count; first += FINE) {
+    const uint8_t* block = row + first / 64 * 36;
+    const uint8_t* from = block + 4 + first % 64 / 2;
+    int8_t codes[FINE];
+    for (int i = 0; i < FINE / 2; i++) {
+      codes[i] = from[i] & 15;
+      codes[i + FINE / 2] = static_cast<int8_t>(from[i] >> 4);
+    }
+    take(first, half_of_e4m3(block[first % 64 / FINE]), codes);
+  }
+}
+
 template <class Read>
 INLINE void blocks(const uint8_t* row, int count, int bytes, float* out, Read read) {
   for (int i = 0; i < count / GROUP; i++) read(row + static_cast<size_t>(i) * bytes, out + static_cast<size_t>(i) * GROUP);
@@ -272,19 +424,27 @@ void read_numbers(Encoding encoding, const uint8_t* row, int count, float* out) 
     case Encoding::INT4_ZERO_POINT: return blocks(row, count, 19, out, read_int4_zero_point);
     case Encoding::NF4: return blocks(row, count, 20, out, read_nf4);
     case Encoding::F8_E4M3: return blocks(row, count, 36, out, read_f8_e4m3);
+    case Encoding::NVFP4:
+      return fine_groups(row, count, [&](int first, float scale, const int8_t* codes) {
+        for (int i = 0; i < FINE; i++) out[first + i] = scale * static_cast<float>(table_of(encoding)[codes[i]]);
+      });
     default: break;
   }
+  const int8_t* table = table_of(encoding);
   large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
     for (int part = 0; part < PARTS; part++) {
       const float times = block.scale * static_cast<float>(block.scales[part]);
       const float low = block.lowest * static_cast<float>(block.least[part]);
       for (int i = 0; i < FINE; i++) {
         const int at = part * FINE + i;
-        out[first + at] = times * static_cast<float>(block.codes[at]) - low;
+        const int8_t code = block.codes[at];
+        out[first + at] = times * static_cast<float>(table ? table[code] : code) - low;
       }
     }
   });
 }
+
+INLINE bool is_ternary(Encoding encoding) { return encoding == Encoding::TQ1_0 || encoding == Encoding::TQ2_0; }
 
 // The codes, scales and least values of 4 bits that an encoding has, two codes in a byte. As halves: the products
 // of a large block are rounded to them.
@@ -314,12 +474,12 @@ bool read_codes(Encoding encoding, const uint8_t* row, int count, uint8_t* codes
     }
     return true;
   }
-  if (encoding != Encoding::Q4_K) return false;
+  if (encoding != Encoding::Q4_K && !is_ternary(encoding)) return false;
   return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
     for (int part = 0; part < LARGE / GROUP; part++) {
       const int group = first / GROUP + part;
       scales[group] = block.scale * static_cast<float>(block.scales[2 * part]);
-      least[group] = -block.lowest * static_cast<float>(block.least[2 * part]);
+      least[group] = is_ternary(encoding) ? -scales[group] : -block.lowest * static_cast<float>(block.least[2 * part]);
       std::memcpy(apart, block.codes + part * GROUP, GROUP);
       join(group);
     }
@@ -448,7 +608,15 @@ bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, 
       from_nibbles(block + 4, codes);
       return float_at(block) / MOST_INT8;
     });
-  if (format == Format::INT4_TABLE && table_of(encoding)) return own_groups(row, count, 18, to, half_first);
+  if (format == Format::INT4_TABLE && (encoding == Encoding::Q4_0 || encoding == Encoding::IQ4_NL))
+    return own_groups(row, count, 18, to, half_first);
+  if (format == Format::INT4_TABLE_FINE && encoding == Encoding::NVFP4) {
+    fine_groups(row, count, [&](int first, float scale, const int8_t* codes) {
+      std::memcpy(to.codes + first, codes, FINE);
+      to.scales[first / FINE] = scale;
+    });
+    return true;
+  }
   if (format == Format::INT4_ZERO_POINT && encoding == Encoding::INT4_ZERO_POINT) {
     for (int g = 0; g < count / GROUP; g++) to.least[g] = row[g * 19 + 2];
     return own_groups(row, count, 19, to, [&](const uint8_t* block, int8_t* codes) {
@@ -460,15 +628,15 @@ bool own_codes(Format format, Encoding encoding, const uint8_t* row, int count, 
     for (int g = 0; g < count / GROUP; g++) f8_group(row + static_cast<size_t>(g) * 36, to.codes + g * GROUP, to.scales + g);
     return true;
   }
-  const bool is_wide = encoding == Encoding::IQ4_XS;
-  if (!to.large_scales || is_wide != (format == Format::INT8_LARGE)) return false;
+  const bool fits = to.large_scales || (format == Format::INT4_TABLE && is_ternary(encoding));
+  if (!fits || has_table(format) != (table_of(encoding) != nullptr)) return false;
   const int each = depth_of(format);
   return large_blocks(encoding, row, count, [&](const LargeBlock& block, int first) {
     std::memcpy(to.codes + first, block.codes, LARGE);
-    to.large_scales[first / LARGE] = block.scale;
+    if (to.large_scales) to.large_scales[first / LARGE] = block.scale;
     if (to.large_least) to.large_least[first / LARGE] = -block.lowest;
     for (int g = 0; g < LARGE / each; g++) {
-      to.scales[first / each + g] = static_cast<float>(block.scales[g * each / FINE]);
+      to.scales[first / each + g] = to.large_scales ? static_cast<float>(block.scales[g * each / FINE]) : block.scale;
       if (to.least) to.least[first / each + g] = static_cast<float>(block.least[g * each / FINE]);
     }
   });

@@ -86,7 +86,7 @@ void unpack(const uint8_t* tile, int inputs, int n, float* out) {
 }  // namespace int8
 
 // The formats of groups: [BLOCK / STRIP] strips of parts, one after the other; then bias, and the numbers of codes
-// (INT4_TABLE). A part of EACH bytes has the factors and the codes of STEPS groups of DEPTH inputs.
+// (TABLE). A part of EACH bytes has the factors and the codes of STEPS groups of DEPTH inputs.
 namespace groups {
 
 enum class Coded { BYTES, NIBBLES, TABLE, SIXES };
@@ -123,14 +123,27 @@ constexpr size_t code_bytes(Coded coded, int depth) {
 // Of SIXES: what is stored for a code of 0.
 constexpr int zero_of(Coded coded, bool has_least) { return coded == Coded::SIXES && !has_least ? 32 : 0; }
 
+INLINE Vector floats(const uint8_t* from, int z) {
+  Vector x;
+  std::memcpy(&x, from + z * sizeof x, sizeof x);
+  return x;
+}
+
+void pack_floats(const float* from, const Stored& stored, int each, int strip, int i, uint8_t* to) {
+  for (int n = 0; n < STRIP; n++) {
+    const float x = number(from, stored, each, strip, i, n);
+    std::memcpy(to + sizeof x * n, &x, sizeof x);
+  }
+}
+
 // A group's scales are halves, and so are its least values (if any); then come its codes. SIXES: those of a block's two
 // groups.
-template <Coded CODED, bool HAS_LEAST>
+template <Coded CODED, bool HAS_LEAST, int INPUTS = GROUP>
 struct Small {
   static constexpr Coded CODES_ARE = CODED;
   static constexpr bool LEAST = HAS_LEAST;
   static constexpr bool PAIRED = CODED == Coded::NIBBLES;  // stored codes are two in a byte
-  static constexpr int DEPTH = GROUP, STEPS = CODED == Coded::SIXES ? BLOCK / DEPTH : 1, ZERO = zero_of(CODED, LEAST);
+  static constexpr int DEPTH = INPUTS, STEPS = CODED == Coded::SIXES ? BLOCK / DEPTH : 1, ZERO = zero_of(CODED, LEAST);
   static constexpr size_t FACTORS = (LEAST ? 2 : 1) * HALVES, HEAD = STEPS * FACTORS, EACH = HEAD + STEPS * code_bytes(CODED, DEPTH);
 
   static constexpr size_t codes(int) { return HEAD; }
@@ -138,7 +151,7 @@ struct Small {
   static INLINE Vector least(const uint8_t* part, int i, int z) { return halves(part + i * FACTORS + HALVES, z); }
 
   static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
-    const int each = (from.inputs + GROUP - 1) / GROUP;
+    const int each = (from.inputs + DEPTH - 1) / DEPTH;
     for (int i = 0; i < STEPS; i++, to += FACTORS) {
       pack_halves(from.scales, from, each, strip, part * STEPS + i, to);
       if (LEAST) pack_halves(from.least, from, each, strip, part * STEPS + i, to + HALVES);
@@ -171,7 +184,8 @@ struct Int4ZeroPoint {
   }
 };
 
-// A large block has a half for its scales and one for its least values (if any). After them all is read in the order in
+// A large block has a half for its scales and one for its least values (if any), or a float where there is a table: of
+// that, eighths are made, for which halves are too small. After them all is read in the order in
 // which it lies: of each one, two or four groups, so that codes begin with a line of memory, the scales as bytes, the
 // least values likewise, and the codes.
 template <Coded CODED, bool HAS_LEAST, int INPUTS>
@@ -183,9 +197,10 @@ struct Large {
   static constexpr int ZERO = zero_of(CODED, LEAST);
   static constexpr int KINDS = LEAST ? 2 : 1, TOGETHER = CODED == Coded::SIXES ? BLOCK / DEPTH : LEAST ? 1 : 2;
   static constexpr size_t CODES = code_bytes(CODED, DEPTH), BYTES = TOGETHER * STRIP, UNIT = KINDS * BYTES + TOGETHER * CODES;
-  static constexpr size_t EACH = KINDS * HALVES + STEPS / TOGETHER * UNIT;
+  static constexpr bool EXACT = CODED == Coded::TABLE;
+  static constexpr size_t HEAD = EXACT ? 2 * HALVES : KINDS * HALVES, EACH = HEAD + STEPS / TOGETHER * UNIT;
 
-  static constexpr size_t unit(int i) { return KINDS * HALVES + i / TOGETHER * UNIT; }
+  static constexpr size_t unit(int i) { return HEAD + i / TOGETHER * UNIT; }
   static constexpr size_t scales(int i) { return unit(i) + i % TOGETHER * STRIP; }
   static constexpr size_t codes(int i) {
     return unit(i) + KINDS * BYTES + (CODED == Coded::SIXES ? 0 : i % TOGETHER * CODES);
@@ -193,7 +208,7 @@ struct Large {
 
   static INLINE Vector scale(const uint8_t* part, int i, int z) {
     const uint8_t* from = part + scales(i);
-    return multiply(halves(part, z), LEAST ? bytes(from, z) : signed_bytes(from, z));
+    return multiply(EXACT ? floats(part, z) : halves(part, z), LEAST ? bytes(from, z) : signed_bytes(from, z));
   }
   static INLINE Vector least(const uint8_t* part, int i, int z) {
     return multiply(halves(part + HALVES, z), bytes(part + scales(i) + BYTES, z));
@@ -201,7 +216,7 @@ struct Large {
 
   static void pack_factors(const Stored& from, int strip, int part, uint8_t* to) {
     const int each = from.inputs / DEPTH;
-    pack_halves(from.large_scales, from, each / STEPS, strip, part, to);
+    (EXACT ? pack_floats : pack_halves)(from.large_scales, from, each / STEPS, strip, part, to);
     if (LEAST) pack_halves(from.large_least, from, each / STEPS, strip, part, to + HALVES);
     for (int i = 0; i < STEPS; i++) {
       pack_bytes(from.scales, from, each, strip, part * STEPS + i, to + scales(i));
@@ -247,10 +262,11 @@ INLINE void join_pairs(const Stored& from, int n, int k, uint8_t (&to)[GROUP / 2
 }
 
 // Likewise, of codes that have a byte each.
+template <int DEPTH>
 INLINE void join_bytes(const Stored& from, int n, int k, uint8_t (&to)[GROUP / 2]) {
   const uint8_t* codes = static_cast<const uint8_t*>(from.codes) + static_cast<size_t>(n) * from.inputs + k;
   const bool is_there = n < from.count && k < from.inputs;
-  for (int i = 0; i < GROUP / 2; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + GROUP / 2] << 4) : 0;
+  for (int i = 0; i < DEPTH / 2; i++) to[i] = is_there ? static_cast<uint8_t>(codes[i] | codes[i + DEPTH / 2] << 4) : 0;
 }
 
 // Calls f(i) with a constant, below COUNT.
@@ -298,8 +314,8 @@ void pack_step(const Stored& from, int strip, int k, uint8_t* to) {
     if (Of::PAIRED)
       join_pairs(from, strip * STRIP + n, k, joined);
     else
-      join_bytes(from, strip * STRIP + n, k, joined);
-    for (int i = 0; i < GROUP / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
+      join_bytes<Of::DEPTH>(from, strip * STRIP + n, k, joined);
+    for (int i = 0; i < Of::DEPTH / 2; i += SIDE) std::memcpy(to + place(n, i), joined + i, SIDE);
   }
 }
 
@@ -364,9 +380,10 @@ using Int8Block = groups::Small<groups::Coded::BYTES, false>;
 using Int4Min = groups::Small<groups::Coded::NIBBLES, true>;
 using Int4Table = groups::Small<groups::Coded::TABLE, false>;
 using Int4Large = groups::Large<groups::Coded::NIBBLES, true, GROUP>;
-using Int8Large = groups::Large<groups::Coded::BYTES, false, FINE>;
+using Int4TableLarge = groups::Large<groups::Coded::TABLE, false, FINE>;
 using Int8LargeMin = groups::Large<groups::Coded::BYTES, true, FINE>;
 using Int6Block = groups::Small<groups::Coded::SIXES, false>;
 using Int6Large = groups::Large<groups::Coded::SIXES, false, FINE>;
 using Int6LargeMin = groups::Large<groups::Coded::SIXES, true, GROUP>;
+using Int4TableFine = groups::Small<groups::Coded::TABLE, false, FINE>;
 using Int4ZeroPoint = groups::Int4ZeroPoint;
