@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import folder_checks
+from kit.coded_gguf import GRIDS
+from kit.coded_gguf import write as write_coded
 from kit.tiny_gguf import sizes, tensors, tiny_llama, vocabulary, write
 from kvcast.checkpoints.gguf.reader import READER
 
@@ -56,6 +58,24 @@ def test_changed_bytes_are_read_or_one_line(whole, tmp_path, data):
         place = data.draw(st.integers(0, start - 1))
         changed[place] = data.draw(st.integers(0, 255))
     outcome(tmp_path / "m.gguf", bytes(changed))
+
+
+@pytest.mark.parametrize("kind", [*GRIDS, "TQ1_0", "TQ2_0", "NVFP4"])
+def test_any_bytes_are_numbers_of_types_of_few_bits(tmp_path, kind):
+    path = write_coded(tmp_path / "m.gguf", {"": kind}, tied=False)
+    contents, start = path.read_bytes(), gguf.GGUFReader(path).data_offset
+    for byte in (b"\0", b"\x7c", b"\xff"):
+        assert outcome(path, contents[:start] + byte * (len(contents) - start)) is None
+    assert "its place" in outcome(path, contents[:-64])
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, -np.inf])
+def test_a_factor_that_is_no_number_is_one_line(tmp_path, factor):
+    path = write_coded(tmp_path / "m.gguf", {"": "NVFP4"}, factors=True)
+    (scale,) = (x for x in gguf.GGUFReader(path).tensors if x.name == "blk.1.ffn_up.scale")
+    contents = bytearray(path.read_bytes())
+    contents[scale.data_offset : scale.data_offset + 4] = np.float32(factor).tobytes()
+    assert "blk.1.ffn_up.scale is damaged" in outcome(path, bytes(contents))
 
 
 def numbers_in_header(contents):

@@ -191,6 +191,19 @@ def _write_checkpoints(*names: str) -> Callable[[Path], None]:
     return make
 
 
+def _write_gguf(folder: Path) -> None:
+    """Write a file of floats, and two with every type of few bits."""
+    from kit.coded_gguf import write
+
+    _write_checkpoints("gguf")(folder)
+    (folder / "coded").mkdir()
+    kinds = {"attn_q": "IQ1_S", "attn_k": "IQ1_M", "attn_v": "IQ2_XXS", "attn_output": "IQ2_XS"}
+    kinds |= {"ffn_gate": "IQ2_S", "ffn_up": "IQ3_XXS", "ffn_down": "TQ1_0", "token_embd": "IQ3_S"}
+    write(folder / "coded" / "m.gguf", kinds)
+    (folder / "factors").mkdir()
+    write(folder / "factors" / "m.gguf", {"token_embd": "TQ2_0", "": "NVFP4"}, factors=True)
+
+
 def _write_adapter(folder: Path) -> None:
     """Write an adapter beside its model."""
     from checkpoints.refusals import WHOLE
@@ -263,7 +276,7 @@ _TEXT = ("text", _write_tokenizers)
 _SOURCE_TEXT = ("source-text", _write_source_tokenizers)
 _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
-_GGUF = ("gguf", _write_checkpoints("gguf"))
+_GGUF = ("gguf", _write_gguf)
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
 # Packages import torch.
 _PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}

@@ -138,7 +138,9 @@ def _with_factors(tensors: Mapping[str, GgufTensor], values: Values) -> dict[str
         is_fit = scale.type == Encoding.F32 and math.prod(scale.shape) in {1, count}
         factors = scale.stored().read().ravel() if is_fit else np.zeros(0, np.float32)
         if not is_fit or not np.isfinite(factors).all():
-            raise values.fields.error(f"tensor {stem}.scale does not hold {count} numbers")
+            raise values.fields.error(
+                f"tensor {stem}.scale is damaged: it must hold finite numbers, {count} of them"
+            )
         own[name] = replace(tensor, factors=np.broadcast_to(factors, count))
     return own
 
