@@ -72,6 +72,8 @@ def coded(encoding: Encoding, seed: int = 0, *, extreme: bool = False) -> NDArra
         spread = 1e30 if extreme else 2.0
         scales = random.uniform(-spread, spread, (len(blocks), 1)).astype("<f4")
         blocks[:, :4] = scales.view(np.uint8)
+        if encoding == Encoding.F8_E4M3 and not extreme:
+            blocks[:, 4:][blocks[:, 4:] & 127 == 127] = 0  # NaN
         return blocks.reshape(ROWS, -1)
     if encoding == Encoding.INT4_ZERO_POINT:
         blocks[:, 2] &= 127
