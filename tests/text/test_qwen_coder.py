@@ -98,7 +98,7 @@ def test_the_function_that_it_writes_works(coder):
     print(answer)
     code = answer.partition("```python\n")[2].partition("```")[0]
     names = {}
-    exec(code, names)  # noqa: S102, by a pinned model
+    exec(code, names)
     [function] = [value for value in names.values() if getattr(value, "__code__", None)]
     assert [function(n) for n in range(6)] == [1, 1, 2, 6, 24, 120]
 
