@@ -94,6 +94,12 @@ def test_calls_are_read_whole_and_letter_by_letter(form: ToolForm, write: Any, c
     assert parsed(form, text) == parsed(form, *text) == list(calls)
 
 
+def test_a_call_may_lack_the_tags_that_its_template_asks_for():
+    text = hermes(NANTES).removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+    assert text.startswith("{")
+    assert parsed(HERMES, text) == parsed(HERMES, *text) == [NANTES]
+
+
 @pytest.mark.parametrize(("form", "write"), AFTER_CONTENT)
 def test_content_before_a_call_is_content(form: ToolForm, write: Any):
     text = "Let me < see [TOOL. \n\n" + write(NANTES, NOW)
@@ -131,6 +137,8 @@ NO_CALLS = [
     (HERMES, '<tool_call>\n{"name": "now", "argu'),
     (HERMES, "<tool_call>now()</tool_call> is " + "long " * 99),
     (HERMES, "<tool_call>" + '{"a":' * 10**5 + "}" * 10**5),
+    (HERMES, '{"name": "Ishmael", "age": 33} is JSON'),
+    (HERMES, 'Well: {"name": "now", "arguments": {}}'),
     (MISTRAL, "[TOOL_CALLS] none"),
     (MISTRAL, '[TOOL_CALLS] [{"name": "now"}, {"name": "unknown"}]'),
     (MISTRAL_NAMED, "[TOOL_CALLS]unknown[ARGS]{}"),

@@ -94,12 +94,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def random_moonshine(kind: str, seed: int = 0) -> Any:
-    """One of KINDS, every weight random and large enough to move the logits."""
+def random_moonshine(kind: str, seed: int = 0, **other: Any) -> Any:
+    """One of KINDS, `other` settings replaced; weights are large enough to move the logits."""
     model_type, settings = KINDS[kind]
     torch.manual_seed(seed)
     sizes = _OVER_SAMPLES if model_type == "moonshine" else _OVER_FRAMES
-    config = AutoConfig.for_model(model_type, **sizes | settings)
+    config = AutoConfig.for_model(model_type, **sizes | settings | other)
     model = AutoModelForSpeechSeq2Seq.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -19,7 +19,7 @@ CASES = 30
 # Packages that were not opened before are opened in a child process, which imports torch.
 FEWER = {"pte": 2, "pte manifest": 4, "pt2": 2, "pt2 weights": 2, "pt2 manifest": 4}
 # Opened without a bundle, by the library that is compiled already; some cases are no damage.
-DIRECT = ("gguf", "model.bin", "safetensors", "config.json", "adapter_config.json")
+DIRECT = ("gguf", "model.bin", "ort", "safetensors", "config.json", "adapter_config.json")
 SECONDS = 300  # for a machine that is busy: what hangs does so for ever
 
 

@@ -204,6 +204,14 @@ def _write_gguf(folder: Path) -> None:
     write(folder / "factors" / "m.gguf", {"token_embd": "TQ2_0", "": "NVFP4"}, factors=True)
 
 
+def _write_moonshine(folder: Path) -> None:
+    from kit.moonshine_graphs import write_moonshine_graphs
+    from kit.random_moonshines import random_moonshine
+
+    model = random_moonshine("moonshine", vocab_size=300, tie_word_embeddings=False)
+    write_moonshine_graphs(model, folder / "voice", "uint8")
+
+
 def _write_adapter(folder: Path) -> None:
     """Write an adapter beside its model."""
     from checkpoints.refusals import WHOLE
@@ -278,6 +286,7 @@ _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
 _GGUF = ("gguf", _write_gguf)
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
+_MOONSHINE = ("moonshine-voice", _write_moonshine)
 # Packages import torch.
 _PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}
 
@@ -295,6 +304,8 @@ FORMATS: Mapping[str, Format] = {
     "whisper tokenizer": Format(*_WHISPER_TEXT, lying_json, "*.json", _use_whisper_tokenizer),
     "gguf": Format(*_GGUF, damaged_bytes, "*.gguf", _use_checkpoint),
     "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
+    "ort": Format(*_MOONSHINE, damaged_bytes, "*.ort", _use_checkpoint),
+    "tokenizer.bin": Format(*_MOONSHINE, damaged_bytes, "tokenizer.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
     "adapter_config.json": Format(

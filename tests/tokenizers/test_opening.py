@@ -4,6 +4,9 @@ import json
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.decoders import DecodeStream
 
 from kit.errors import one_line
 from kit.small_tokenizers import (
@@ -16,7 +19,7 @@ from kit.small_tokenizers import (
 )
 from kvcast.errors import InputMissingError, KvcastError
 from kvcast.tokenizers.opening import open_text
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders, models
 
 
 def line(files: dict[str, bytes]) -> str:
@@ -62,7 +65,6 @@ def test_a_truncated_tokenizer_is_one_line():
 @pytest.mark.parametrize(
     "decoder",
     [
-        None,
         {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
         {"type": "Fuse"},
         {"type": "Strip", "content": "_", "start": 1, "stop": 0},
@@ -70,6 +72,22 @@ def test_a_truncated_tokenizer_is_one_line():
 )
 def test_a_decoder_of_another_kind_is_refused(decoder: object):
     assert line(with_decoder(decoder)).startswith("tokenizer.json cannot be read: it")
+
+
+@given(tokens=st.lists(st.integers(0, 9), max_size=9))
+def test_without_a_decoder_texts_are_those_of_the_library(tokens: list[int]):
+    words = {"a": 0, "b": 1, "": 2, " c": 3, "<0x41>": 4, "▁é": 5, "<unk>": 6}
+    library = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    library.add_special_tokens(["<s>"])
+    library.add_tokens(["added"])
+    files = {"tokenizer.json": library.to_str().encode(), "text.json": b'{"end_tokens": [7]}'}
+    tokenizer = open_text(files)
+    assert tokenizer.decode(tokens) == library.decode(tokens)
+    stream, theirs = tokenizer.stream(), DecodeStream(skip_special_tokens=True)
+    assert [stream.push(token) for token in tokens] == [
+        theirs.step(library, token) or "" for token in tokens
+    ]
+    assert stream.finish() == ""
 
 
 def test_a_metaspace_decoder_is_known():

@@ -78,6 +78,7 @@ class ToolForm:
 HERMES = ToolForm(
     opening="<tool_call>",
     closing="</tool_call>",
+    bare=True,  # Qwen2.5-Coder leaves out both
     markers=("<tool_call>", "</tool_call>"),
     call='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
 )

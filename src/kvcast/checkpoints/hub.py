@@ -263,6 +263,8 @@ PUBLISHED: Mapping[str, str] = {
     "cohere2": "CohereLabs/c4ai-command-r7b-12-2024",
     "cohere_asr": "CohereLabs/cohere-transcribe-03-2026",
     "deepseek_v2": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek_v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek_v32": "deepseek-ai/DeepSeek-V3.2-Exp",
     "dots1": "rednote-hilab/dots.llm1.inst",
     "ernie4_5": "baidu/ERNIE-4.5-0.3B-PT",
     "ernie4_5_moe": "baidu/ERNIE-4.5-21B-A3B-PT",

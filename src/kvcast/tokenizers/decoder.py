@@ -89,11 +89,18 @@ def sentencepiece(spelled: str) -> bytes:
     return spelled.replace(SPACE_MARK, " ").encode()
 
 
+def joined(spelled: str) -> bytes:
+    """Put a space before a token, as the tokenizers library does between all without a decoder."""
+    return b" " + spelled.encode()
+
+
 def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
     """Return the spelling and the number of leading spaces from tokenizer.json's "decoder".
 
     ValueError for an unsupported decoder, KeyError or TypeError for a damaged one.
     """
+    if description is None:
+        return joined, 1
     steps = _steps(description)
     if any(step["type"] == "ByteLevel" for step in steps):
         return byte_level, 0
@@ -115,9 +122,7 @@ def read_decoder(description: Mapping[str, Any] | None) -> tuple[Spelling, int]:
     return sentencepiece, leading_spaces
 
 
-def _steps(description: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    if description is None:
-        return []
+def _steps(description: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if description["type"] != "Sequence":
         return [description]
     return [step for part in description["decoders"] for step in _steps(part)]

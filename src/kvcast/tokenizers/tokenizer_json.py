@@ -41,7 +41,7 @@ from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FOR
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.decoder import TextStream, TokenDecoder, read_decoder
+from kvcast.tokenizers.decoder import TextStream, TokenDecoder, joined, read_decoder
 from kvcast.tokenizers.validation import check_bounds, check_charsmap, steps
 from kvcast.tokenizers.vocabulary import SENTINEL, ids_of
 from tokenizers import AddedToken, Tokenizer
@@ -70,7 +70,7 @@ class JsonTokenizer(TextTokenizer):
             check_bounds(description)
             _check(description)
             self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-            spelling, leading_spaces = read_decoder(description["decoder"])
+            spelling, leading_spaces = read_decoder(description.get("decoder"))
             self._tokenizer.add_tokens([AddedToken(**token) for token in added_tokens])
             added = self._tokenizer.get_added_tokens_decoder().values()
             known = {token.content for token in added}
@@ -81,6 +81,7 @@ class JsonTokenizer(TextTokenizer):
         self._tokenizer.no_padding()
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._spelling = spelling
+        self._spelling_of_added = joined if spelling is joined else str.encode
         self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
         self._template = template
         self.has_chat_template = template is not None
@@ -196,7 +197,7 @@ class JsonTokenizer(TextTokenizer):
     def _token_bytes(self, token: int) -> bytes:
         if added := self._added.get(token):
             hidden = self._is_special(token) and added.content not in self._shown
-            return b"" if hidden else added.content.encode()
+            return b"" if hidden else self._spelling_of_added(added.content)
         spelled = self._tokenizer.id_to_token(token)
         return b"" if spelled is None else self._spelling(spelled)
 

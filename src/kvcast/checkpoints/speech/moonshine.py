@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import Checkpoint, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor
 from kvcast.checkpoints.decoder.rotary import FULL, SHARE, read_rotary
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import START, HuggingFaceFamily, with_start_token
@@ -34,7 +34,7 @@ from kvcast.spec.position_encodings import Rotary
 from kvcast.spec.sizes import MOST_LAYERS, MOST_POSITIONS
 
 _SAMPLE_RATE = 16_000
-_LONGEST = 30 * _SAMPLE_RATE
+LONGEST = 30 * _SAMPLE_RATE
 """Samples of the longest recordings that models over samples were trained on."""
 _SCALINGS = ("none", "linear")
 
@@ -143,19 +143,26 @@ def read_moonshine(
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     drop_tied(own, _HEAD, _EMBEDDING)
     dimensions = replace(dimensions, tied=_HEAD not in own)
-    layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
     defaults = _OVER_FRAMES if dimensions.frame else _OVER_SAMPLES
     return Checkpoint(
         dimensions=dimensions,
-        tensors=fill_evenly(
-            dimensions,
-            NAMES_OVER_FRAMES if dimensions.frame else NAMES_OVER_SAMPLES,
-            _canonical(own, dimensions),
-            str(folder),
-            f"a {config['model_type']} model of {layers}",
-        ),
+        tensors=assemble(dimensions, own, str(folder)),
         text=read_text(folder, {**defaults, **config}),
         source=f"Hugging Face folder {folder}",
+    )
+
+
+def assemble(
+    dimensions: MoonshineDimensions, own: Mapping[str, StoredTensor], label: str
+) -> LazyTensors:
+    """Fill canonical tensors from those of transformers, without `model.`; see `fill_evenly`."""
+    layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
+    return fill_evenly(
+        dimensions,
+        NAMES_OVER_FRAMES if dimensions.frame else NAMES_OVER_SAMPLES,
+        _canonical(own, dimensions),
+        label,
+        f"a {dimensions.architecture} model of {layers}",
     )
 
 
@@ -182,7 +189,7 @@ def _over_samples(config: Mapping[str, Any], label: str) -> MoonshineDimensions:
         encoder_layers=fields.whole("encoder_num_hidden_layers", most=MOST_LAYERS),
         rotary=_rotary(fields),
         start_token=fields.whole(START, least=0),
-        source_positions=positions_over_samples(_LONGEST),
+        source_positions=positions_over_samples(LONGEST),
         target_positions=fields.whole("max_position_embeddings", most=MOST_POSITIONS),
         activation=fields.activation("decoder_hidden_act"),
         encoder_activation=fields.activation("encoder_hidden_act"),
