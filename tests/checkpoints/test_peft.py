@@ -9,11 +9,14 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from checkpoints.tiny_whisper import random_model, save
+from kit.adapters import assert_close
 from kit.decoder_cases import VOCAB
+from kit.in_transformers import random_t5, save_t5
 from kit.random_decoders import MODELS, oracle_and_checkpoint
 from kvcast.checkpoints.source import open_adapters, open_checkpoint
-from kvcast.runtimes.target import TARGETS
-from kvcast.spec.runtimes import BundlePrecision
+from kvcast.models.executor import TorchModel
+from kvcast.runtimes.eager.runtime import EagerDecoderOnly
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of libraries that it imports
@@ -71,17 +74,15 @@ def of_parameters(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def logits_of(checkpoint: Any, tokens: Any) -> Any:
-    runtime = TARGETS["native"].open_checkpoint(checkpoint, BundlePrecision(quantize="none"), 1)
+    programs = TorchModel.from_tensors(checkpoint.dimensions, checkpoint.tensors)
+    runtime = EagerDecoderOnly(programs)
     cache = runtime.new_cache(1, len(tokens))
     rows, _ = runtime.decode([tokens], cache, positions=range(len(tokens)))
     return rows[0].copy()
 
 
-def check(name: str, folder: Path, fields: dict[str, Any]) -> None:
-    model, plain = oracle_and_checkpoint(name, folder)
-    fields = {"target_modules": [], **(fields or of_parameters(model))}
-    tokens = np.random.default_rng(1).integers(3, VOCAB, 12)
-    tokens[:3] = 5, 9, 7
+def adapt(model: Any, folder: Path, **fields: Any) -> Any:
+    """Return peft's model with a random adapter, which it saves."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # advice for training
         config = peft.LoraConfig(r=2, lora_alpha=3, init_lora_weights=False, **fields)
@@ -89,11 +90,39 @@ def check(name: str, folder: Path, fields: dict[str, Any]) -> None:
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter += 0.1 * torch.randn_like(parameter)
-        adapted.save_pretrained(folder / "adapter")
+        adapted.save_pretrained(folder)
+    return adapted
+
+
+def check(name: str, folder: Path, fields: dict[str, Any]) -> None:
+    model, plain = oracle_and_checkpoint(name, folder)
+    fields = {"target_modules": [], **(fields or of_parameters(model))}
+    tokens = np.random.default_rng(1).integers(3, VOCAB, 12)
+    tokens[:3] = 5, 9, 7
+    adapted = adapt(model, folder / "adapter", **fields)
+    with torch.no_grad():
         expected = adapted(input_ids=torch.from_numpy(tokens)[None]).logits[0].numpy()
     merged = open_checkpoint(folder / "checkpoint", open_adapters(str(folder / "adapter")))
     np.testing.assert_allclose(logits_of(merged, tokens), expected, rtol=1e-4, atol=1e-4)
     assert np.abs(logits_of(plain, tokens) - expected).max() > 1e-1
+
+
+ENCODED = {
+    "whisper": (random_model, save, ["conv1", "k_proj", "fc1"]),
+    "t5": (lambda: random_t5("T5_11"), save_t5, ["q", "wi_1", "lm_head"]),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_tensors_are_those_that_peft_merges(kind: str, tmp_path: Path) -> None:
+    make, save_model, modules = ENCODED[kind]
+    base, tokens = save_model(make(), tmp_path / "base"), [3, 5]
+    fields = {"target_modules": modules, "trainable_token_indices": tokens, "use_dora": True}
+    merged = adapt(make(), tmp_path / "adapter", **fields).merge_and_unload()
+    expected = open_checkpoint(save_model(merged, tmp_path / "merged"))
+    adapted = open_checkpoint(base, open_adapters(str(tmp_path / "adapter")))
+    assert_close(adapted.tensors, expected.tensors)
+    assert adapted.dimensions == expected.dimensions
 
 
 @pytest.mark.parametrize("case", CASES)
