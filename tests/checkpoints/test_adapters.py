@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.folder_checks import assert_same_tensors
+from checkpoints.folder_checks import assert_same_tensors, rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json, random_model, save
 from kit.adapters import add_to, assert_close, factors, product, write_gguf_adapter, write_peft
@@ -20,6 +20,7 @@ from kvcast.spec.stored_matrices import Encoding
 
 LLAMA = "model.layers.1.self_attn.{}_proj"
 QUERY, PAIR = LLAMA.format("q"), factors((32, 24), 2)
+TOKENS = "model.embed_tokens.token_adapter.trainable_tokens_delta"
 GGUF_QUERY = "blk.0.attn_q.weight"
 GGUF_PAIR = {
     f"{GGUF_QUERY}.lora_{x}": m for x, m in zip("ab", factors((64, WIDTH), 2), strict=True)
@@ -207,10 +208,16 @@ def test_what_an_adapter_leaves_of_a_quantised_matrix_keeps_its_codes(tmp_path):
 REFUSED = {
     "another kind": ({"peft_type": "LOHA"}, "LOHA"),
     "no kind": ({"peft_type": None}, "None"),
-    "DoRA": ({"use_dora": True}, "use_dora"),
-    "a bias of products": ({"lora_bias": True}, "lora_bias"),
-    "tokens": ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-    "parameters": ({"target_parameters": ["experts"]}, "target_parameters"),
+    "no magnitudes": ({"use_dora": True}, "q_proj: it has no lora_magnitude_vector"),
+    "no bias": ({"lora_bias": True}, "it has no lora_B.bias"),
+    "activation": ({"alora_invocation_tokens": [1]}, "changes only what follows these tokens"),
+    "repeated layers": ({"layer_replication": [[0, 2], [1, 3]]}, "as layers of their own"),
+    "no parameters": ({"target_parameters": "experts"}, "target_parameters must list names"),
+    "two parameters": (
+        {"target_parameters": ["q_proj.weight", "q_proj.scale"]},
+        "target_parameters has several",
+    ),
+    "no flag of DoRA": ({"use_dora": "yes"}, "use_dora must be true or false"),
     "later fields": ({"use_later\n": True}, "use_later"),
     "another start": ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
     "another rank": ({"r": 4}, "rank 4"),
@@ -248,8 +255,14 @@ DAMAGED = {
     "infinity": ({QUERY: (PAIR[0], np.inf * PAIR[1])}, {}, "not finite"),
     "NaN in a whole tensor": ({}, {"model.norm.weight": np.full(24, np.nan, "f4")}, "not finite"),
     "more tokens": ({}, {"lm_head.weight": np.ones((20, 24), np.float32)}, "has shape [19, 24]"),
-    "DoRA's sizes": ({}, {f"{QUERY}.lora_magnitude_vector": np.ones(3, "f4")}, "not one of"),
-    "one matrix of two": ({}, {f"{QUERY}.lora_A.weight": PAIR[0]}, "one matrix"),
+    "magnitudes without DoRA": (
+        {QUERY: PAIR}, {f"{QUERY}.lora_magnitude_vector": np.ones(32, "f4")}, "not one of",
+    ),
+    "a bias without lora_bias": (
+        {QUERY: PAIR}, {f"{QUERY}.lora_B.bias": np.ones(32, "f4")}, "lora_B.bias is not one of",
+    ),
+    "tokens without their ids": ({}, {TOKENS: np.ones((1, 24), "f4")}, "lists no token ids"),
+    "one matrix of two": ({}, {f"{QUERY}.lora_A.weight": PAIR[0]}, "has no lora_B"),
     "nothing": ({}, {}, "no tensors"),
 }  # fmt: skip
 
@@ -258,6 +271,80 @@ DAMAGED = {
 def test_tensors_that_do_not_fit_are_refused(case, llama, tmp_path):
     matrices, saved, message = DAMAGED[case]
     assert message in problem(llama, write_peft(tmp_path / "adapter", matrices, saved))
+
+
+MAGNITUDE, BIAS = f"{QUERY}.lora_magnitude_vector", f"{QUERY}.lora_B.bias"
+ONES = np.ones(32, np.float32)
+CONTRADICTIONS = {
+    "magnitudes of other outputs": (
+        {MAGNITUDE: ONES[:24]}, {"use_dora": True}, "has shape [24] for 32 outputs",
+    ),
+    "magnitudes that are not finite": ({MAGNITUDE: np.inf * ONES}, {"use_dora": True}, "finite"),
+    "a bias that is not finite": ({BIAS: np.nan * ONES}, {"lora_bias": True}, "not finite"),
+    "a bias of other outputs": ({BIAS: ONES[:24]}, {"lora_bias": True}, "has shape [32]"),
+    "tokens of another width": (
+        {TOKENS: np.ones((1, 20), "f4")}, {"trainable_token_indices": [1]}, "shape [19, 24]",
+    ),
+    "more tokens than ids": (
+        {TOKENS: np.ones((2, 24), "f4")}, {"trainable_token_indices": [1]}, "of the 1 tokens",
+    ),
+    "a token beyond the vocabulary": (
+        {TOKENS: np.ones((1, 24), "f4")}, {"trainable_token_indices": [19]}, "shape [19, 24]",
+    ),
+    "a token below the vocabulary": (
+        {TOKENS: np.ones((1, 24), "f4")}, {"trainable_token_indices": [-1]}, "no token ids",
+    ),
+    "ids of another module": (
+        {TOKENS: np.ones((1, 24), "f4")}, {"trainable_token_indices": {"wte": [1]}}, "no token ids",
+    ),
+    "embeddings that are not finite": (
+        {TOKENS: np.full((1, 24), np.nan, "f4")}, {"trainable_token_indices": [1]}, "not finite",
+    ),
+    "parameters that it lacks": (
+        {}, {"target_parameters": ["model.layers.1.self_attn.q_proj.scale"]}, "does not have",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_fields_and_tensors_that_contradict_one_another_are_one_line(case, llama, tmp_path):
+    saved, config, message = CONTRADICTIONS[case]
+    assert message in problem(
+        llama, write_peft(tmp_path / "adapter", {QUERY: PAIR}, saved, **config)
+    )
+
+
+def test_a_bias_for_a_layer_without_one_is_refused(tmp_path):
+    folder = save_decoder(random_decoder("qwen3"), tmp_path / "base")
+    adapter = write_peft(tmp_path / "adapter", {QUERY: PAIR}, {BIAS: ONES}, lora_bias=True)
+    assert "has no bias, so that neither" in problem(folder, adapter)
+
+
+def test_a_share_of_dora_is_that_share_of_the_difference(llama, tmp_path):
+    saved = {MAGNITUDE: 2 * ONES}
+    adapter = write_peft(tmp_path / "adapter", {QUERY: PAIR}, saved, use_dora=True)
+    name = "decoder.layers.1.attention.qkv.weight"
+    before, half, whole = (
+        open_checkpoint(llama, open_adapters(given)).tensors[name]
+        for given in ([], f"{adapter}=0.5", str(adapter))
+    )
+    np.testing.assert_allclose(half, (before + whole) / 2, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(whole[:32], axis=1), 2, rtol=1e-5)
+
+
+def test_trained_tokens_are_those_of_a_tied_head_that_files_repeat(tmp_path):
+    folder = save_decoder(random_decoder("qwen3"), tmp_path / "base")
+    rewrite_weights(
+        folder, lambda x: x | {"lm_head.weight": x["model.embed_tokens.weight"].clone()}
+    )
+    adapter = write_peft(
+        tmp_path / "adapter", {}, {TOKENS: np.ones((2, 24), "f4")}, trainable_token_indices=[7, 3]
+    )
+    checkpoint = open_checkpoint(folder, open_adapters(str(adapter)))
+    assert checkpoint.dimensions.tied
+    wanted = open_checkpoint(folder).tensors["decoder.embedding.weight"].copy()
+    wanted[[7, 3]] = 1
+    np.testing.assert_array_equal(checkpoint.tensors["decoder.embedding.weight"], wanted)
 
 
 def test_a_whispers_head_stays_its_embedding(tmp_path):

@@ -7,8 +7,9 @@ import torch
 from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
+from kit.adapters import assert_close, write_peft
 from kit.errors import one_line
-from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.source import open_adapters, open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.families.decoder import DECODER
 from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
@@ -104,3 +105,24 @@ def test_a_llamas_configuration_may_not_name_these_codes(tmp_path):
     assert "of the kind 'mxfp4', which is not read" in one_line(
         KvcastError, open_checkpoint, folder
     )
+
+
+def test_an_adapter_changes_floats_of_its_experts_and_others_keep_their_codes(folders, tmp_path):
+    generator = np.random.default_rng(0)
+    inner, module = {"gate_up_proj": 2 * INNER, "down_proj": WIDTH}, "model.layers.1.mlp.experts"
+    saved = {}
+    for name, wrapper in (("gate_up_proj", ".base_layer"), ("down_proj", "")):
+        inputs = {"gate_up_proj": WIDTH, "down_proj": INNER}[name]
+        for side, shape in (("A", (6, inputs)), ("B", (inner[name], 6))):
+            matrix = generator.standard_normal(shape).astype(np.float32)
+            saved[f"{module}{wrapper}.lora_{side}.weight"] = matrix
+    targets = [f"1.mlp.experts.{name}" for name in inner]
+    adapter = write_peft(tmp_path / "adapter", {}, saved, target_parameters=targets)
+    floats, codes = (open_checkpoint(folder, open_adapters(str(adapter))) for folder in folders)
+    assert_close(codes.tensors, floats.tensors)
+    before = open_checkpoint(folders[1]).tensors
+    for part in ("gate_up", "down"):
+        kinds = [codes.tensors.parts_of(f"decoder.layers.{i}.feed_forward.{part}") for i in (0, 1)]
+        assert [bool(parts[0].blocks) for parts in kinds] == [True, False]
+        name = f"decoder.layers.1.feed_forward.{part}"
+        assert np.abs(codes.tensors[name] - before[name]).max() > 1

@@ -15,8 +15,9 @@ import torch
 from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
 from checkpoints.tiny_whisper import edit_json
+from kit.adapters import assert_close, factors, write_peft
 from kit.errors import one_line
-from kvcast.checkpoints.source import open_checkpoint
+from kvcast.checkpoints.source import open_adapters, open_checkpoint
 from kvcast.errors import KvcastError
 from kvcast.runtimes.native.bundles import open_checkpoint as opened_on_native
 from kvcast.runtimes.native.runtime import NativeRuntime
@@ -390,6 +391,31 @@ def test_the_own_kernels_run_what_codes_stand_for(name, tmp_path):
         logits.append(runtime.prefill([prompt], runtime.new_cache(1, 16))[0][0, 0])
     # Activations are rounded to 8 bits, and numbers of NF4's table.
     assert np.abs(logits[1] - logits[0]).max() < 0.15 * np.abs(logits[0]).max()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(Bitsandbytes(), BitsandbytesInt8(), Mlx(), Gptq(), Gptq(act_order=True), Awq()),
+        *(Packed(), Int8(), Float8(), Float8(block=None, compressed="channel")),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_an_adapter_changes_floats_of_its_matrices_and_others_keep_their_codes(made, tmp_path):
+    places = folders(tmp_path, made)
+    adapter = write_peft(tmp_path / "adapter", {UP: factors((96, 64), 2)})
+    floats, codes = (open_checkpoint(place, open_adapters(str(adapter))) for place in places)
+    assert_close(codes.tensors, floats.tensors)
+    name = "decoder.layers.1.feed_forward.gate_up.weight"
+    assert np.abs(codes.tensors[name] - open_checkpoint(places[1]).tensors[name]).max() > 1
+    own = open_checkpoint(places[1]).tensors
+    assert stored_as(codes.tensors, DOWN) == stored_as(own, DOWN)
+    assert stored_as(codes.tensors, name) in (None, {Encoding.F32, *(stored_as(own, name) or ())})
+
+
+def stored_as(tensors, name):
+    rows = tensors.rows_of(name)
+    return rows and rows.kinds()
 
 
 def changed(name, change):

@@ -5,6 +5,7 @@ Weights are memory-mapped, and pickled weights are refused.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from kvcast.checkpoints.base import Checkpoint, CheckpointReader, read_json_obje
 from kvcast.checkpoints.decoder.huggingface import DECODER
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
-from kvcast.checkpoints.lora import Adapter, is_peft, merge, read_peft
+from kvcast.checkpoints.lora import Adapter, merge
+from kvcast.checkpoints.peft import is_peft, read_peft
 from kvcast.checkpoints.prequantized.table import METHODS, MLX, read_prequantized
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
@@ -121,7 +123,8 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     if str(config.get("model_type")) in family.adapted and is_peft(folder):
         adapters = [read_peft(folder, "its own adapter"), *adapters]
     if adapters:
-        stored = merge(stored, adapters, str(folder), family.heads)
+        modules = replace(family.modules(config), heads=family.heads)
+        stored = merge(stored, adapters, str(folder), modules)
     return family.read(folder, config, stored)
 
 

@@ -13,6 +13,7 @@ from kvcast.checkpoints.base import (
     read_json_object,
     require_file,
 )
+from kvcast.checkpoints.lora import Modules
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.text_files import CHAT_TEMPLATES
 
@@ -198,6 +199,10 @@ class HuggingFaceFamily:
     # names of tied heads that files omit, each with the possible names of the embedding; without
     # prefixes of the class that saved a model
     heads: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # how files differ from the modules that adapters name, beside the heads, by a configuration
+    modules: Callable[[Mapping[str, Any]], Modules] = lambda config: Modules(
+        tied=config.get("tie_word_embeddings") is not False
+    )
     adapted: frozenset[str] = frozenset()  # types with an adapter in the model's folder
 
 

@@ -23,7 +23,8 @@ from kvcast.checkpoints.hub import ADAPTER_PATTERNS, download, is_hub_id, snapsh
 from kvcast.checkpoints.hub_names import SPEECH, TEXT, hub_id_of
 from kvcast.checkpoints.huggingface import READER as HUGGING_FACE
 from kvcast.checkpoints.huggingface import read_dimensions as read_config
-from kvcast.checkpoints.lora import CONFIG, Adapter, Layout, is_peft, read_peft
+from kvcast.checkpoints.lora import Adapter, Layout
+from kvcast.checkpoints.peft import CONFIG, is_peft, read_peft
 from kvcast.checkpoints.speech.ctranslate2 import READER as CTRANSLATE2
 from kvcast.checkpoints.speech.moonshine_ort import READER as MOONSHINE_VOICE
 from kvcast.checkpoints.text2text.bert4keras import READER as BERT4KERAS

@@ -24,7 +24,7 @@ from kvcast.checkpoints.decoder.llama import LLAMA_TYPES
 from kvcast.checkpoints.decoder.mixtures import MIXTURE_TYPES
 from kvcast.checkpoints.decoder.model_type import IMAGES, DecoderType, Factor
 from kvcast.checkpoints.decoder.rotary import FULL, SLIDING, read_rotary
-from kvcast.checkpoints.decoder.tensors import CODES
+from kvcast.checkpoints.decoder.tensors import CODES, experts_in_codes
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import (
     HuggingFaceFamily,
@@ -35,6 +35,7 @@ from kvcast.checkpoints.huggingface_text import (
     special_tokens,
     tokenizer_settings,
 )
+from kvcast.checkpoints.lora import Modules
 from kvcast.checkpoints.tensor_names import (
     apply_change,
     drop_tied,
@@ -98,6 +99,9 @@ _ROTATED = re.compile(
 
 
 _CONV1D = re.compile(r"\.c_(?:attn|proj|fc)\.weight$")
+
+
+_INPUTS_FIRST = re.compile(rf"{_CONV1D.pattern}|\.experts\.\w+$")
 
 
 _LAYER_NUMBER = re.compile(r"\b(?P<layers>layers|h)\.(?P<number>\d{1,9})\.")
@@ -295,6 +299,24 @@ def _own_name(full_name: str, kind: DecoderType) -> str:
     return _OTHER_NAMES.get(name, name)
 
 
+def _modules(config: Mapping[str, Any]) -> Modules:
+    label = "config.json"
+    kind = _type_of(config, label)
+
+    def plain(full_name: str) -> str:
+        name = _own_name(full_name, kind)
+        for pattern, replacement in kind.modules.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    return Modules(
+        tied=_fields(config, kind, label).flag("tie_word_embeddings"),
+        plain=plain,
+        inputs_first=lambda name: kind.transposed and bool(_INPUTS_FIRST.search(name)),
+        in_codes=experts_in_codes,
+    )
+
+
 def _rename(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
     """Without name prefixes, norm weights as they multiply."""
     own = {}
@@ -349,6 +371,7 @@ DECODER = HuggingFaceFamily(
     dimensions=decoder_dimensions,
     read=read_decoder,
     codes={"gpt_oss": CODES},
+    modules=_modules,
     heads={
         HEAD: (
             *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"),

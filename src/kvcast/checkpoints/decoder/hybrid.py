@@ -394,18 +394,27 @@ _GRANITE = DecoderType(
 )
 
 
+_GRANITE_MODULES = {
+    r"\.block_sparse_moe\.input_linear\.weight$": ".block_sparse_moe.experts.gate_up_proj",
+    r"\.block_sparse_moe\.output_linear\.weight$": ".block_sparse_moe.experts.down_proj",
+    r"\.block_sparse_moe\.router\.layer\.": ".block_sparse_moe.router.",
+}
+
+
 HYBRID_TYPES: Mapping[str, DecoderType] = {
     "granite": _GRANITE,
     "granitemoe": replace(
         _GRANITE,
         particulars=lambda fields: granite(fields) | experts(fields),
         names=GRANITE_EXPERT_NAMES,
+        modules=_GRANITE_MODULES,
     ),
     "granitemoeshared": replace(
         _GRANITE,
         defaults={**_GRANITE.defaults, **_SHARED_EXPERTS, "shared_intermediate_size": 0},
         particulars=lambda fields: granite(fields) | shared_experts(fields),
         names=GRANITE_HYBRID_NAMES,
+        modules=_GRANITE_MODULES,
     ),
     "bamba": DecoderType(
         defaults={
@@ -506,6 +515,7 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         },
         particulars=granite_hybrid,
         names=GRANITE_HYBRID_NAMES,
+        modules=_GRANITE_MODULES,
         spelling={"layers_block_type": "layer_types"},
         restated=restate_granite_hybrid,
         mixers={LINEAR: STATE_SPACE},
@@ -559,6 +569,7 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         particulars=lfm3,
         names=LFM3_NAMES,
         names_instead=LFM3_GATE_NAMES,
+        modules={r"\.self_attn\.gate_proj\.": ".self_attn.g_proj."},
         restated=restate_lfm3,
         mixers={CONVOLVED: CONVOLUTION},
         kernels=("conv.conv.weight",),
@@ -573,6 +584,10 @@ HYBRID_TYPES: Mapping[str, DecoderType] = {
         },
         particulars=olmo_hybrid,
         names=OLMO_HYBRID_NAMES,
+        modules={
+            r"\.attention_layer_norm\.": ".input_layernorm.",
+            r"\.feedforward_layer_norm\.": ".post_attention_layernorm.",
+        },
         restated=restate_olmo_hybrid,
         mixers={LINEAR: DELTA},
         kernels=tuple(f"linear_attn.{part}conv1d.weight" for part in ("", "q_", "k_", "v_")),

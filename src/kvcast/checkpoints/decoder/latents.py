@@ -548,6 +548,27 @@ _INDEXED = replace(
 )
 
 
+_MISTRAL_LARGE_4_MODULES = {
+    r"^tok_embeddings\.": "embed_tokens.",
+    r"^lerope\.": "rotary_emb.",
+    r"\.attention\.": ".self_attn.",
+    r"\.wq\.": ".q_proj.",
+    r"\.wkv_a_with_mqa\.": ".kv_a_proj_with_mqa.",
+    r"\.wkv_b\.": ".kv_b_proj.",
+    r"\.wo\.": ".o_proj.",
+    r"\.attention_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.kv_a_norm\.": ".kv_a_layernorm.",
+    r"\.(feed_forward|shared_experts)\.w1\.": r".\1.gate_proj.",
+    r"\.(feed_forward|shared_experts)\.w2\.": r".\1.down_proj.",
+    r"\.(feed_forward|shared_experts)\.w3\.": r".\1.up_proj.",
+    r"\.feed_forward\.": ".mlp.",
+    r"^(layers\.\d+)\.(gate|experts|shared_experts)\.": r"\1.mlp.\2.",
+    r"\.ssmax_scaling\.s$": ".softmax_scaling.scale",
+    r"\.ssmax_scaling\.b$": ".softmax_scaling.bias",
+}
+
+
 LATENT_TYPES: Mapping[str, DecoderType] = {
     "youtu": replace(_LATENTS, defaults=_YOUTU),
     "minicpm3": replace(_LATENTS, defaults=_MINICPM_3, particulars=minicpm3, neighbours_field=""),
@@ -562,6 +583,7 @@ LATENT_TYPES: Mapping[str, DecoderType] = {
         prepare=with_biases_of_choice,
         names=AXK1_NAMES,
         names_instead={**_LATENTS.names_instead, **AXK1_NAMES_IN_MEMORY},
+        modules={r"(?<!\.mlp)\.post_mlp_layernorm\.": ".mlp.post_mlp_layernorm."},
     ),
     "glm4_moe_lite": replace(_LATENTS, defaults=_GLM_4_LITE, particulars=deepseek3),
     "mistral4": replace(
@@ -576,6 +598,7 @@ LATENT_TYPES: Mapping[str, DecoderType] = {
         prepare=index_in_halves,
         names=MISTRAL_LARGE_4_NAMES,
         names_instead=MISTRAL_LARGE_4_NAMES_IN_MEMORY,
+        modules=_MISTRAL_LARGE_4_MODULES,
         foreign=(*IMAGES, *MISTRAL_SIGHTS, "mtp_dspark."),
     ),
 }

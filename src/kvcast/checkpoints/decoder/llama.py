@@ -160,6 +160,7 @@ LLAMA_TYPES: Mapping[str, DecoderType] = {
         },
         windowed=always_windowed,
         particulars=experts,
+        modules={r"\.block_sparse_moe\.": ".mlp."},
     ),
     "qwen2": _QWEN_2,
     "qwen2_vl": _QWEN_2_VL,
@@ -209,6 +210,7 @@ LLAMA_TYPES: Mapping[str, DecoderType] = {
         windowed=lambda _fields, layer: layer % 2 == 0,
         particulars=gpt_oss,
         names=GPT_OSS_NAMES,
+        transposed=True,
         prepare=experts_by_rows,
     ),
     "phi3": DecoderType(

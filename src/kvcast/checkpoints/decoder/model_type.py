@@ -36,6 +36,8 @@ class DecoderType:
     spelling: Mapping[str, str] = field(default_factory=dict)  # usual names of fields by ours
     # what replaces patterns in the names of tensors
     spellings: Mapping[str, str] = field(default_factory=dict)
+    # what patterns in the names of tensors are in the names of transformers' modules
+    modules: Mapping[str, str] = field(default_factory=dict)
     inner_per_width: int = 0  # inner width over the hidden state's where there is no field of it
     transposed: bool = False  # whether matrices of layers are [inputs, outputs]
     # fields under the names that other types have, if they follow from several

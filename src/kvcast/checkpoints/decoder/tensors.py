@@ -321,10 +321,29 @@ def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, Sto
             tensors[name] = tensor
         elif name.endswith(_BLOCKS) and scales is not None:
             whole = name.removesuffix(_BLOCKS)
-            tensors[whole] = _of_codes(tensor, scales, whole)
+            if whole not in own:  # as floats, which an adapter changed
+                tensors[whole] = _of_codes(tensor, scales, whole)
         elif not name.endswith(_SCALES):
             tensors[name] = _of_floats(tensor, name)
     return tensors
+
+
+def experts_in_codes(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the floats of experts' codes, by the names and in the order that floats have."""
+    rows = {
+        name.removesuffix(_BLOCKS): _of_codes(blocks, scales, "")
+        for name, blocks in stored.items()
+        if _EXPERTS in name and name.endswith(_BLOCKS)
+        if (scales := stored.get(name.removesuffix(_BLOCKS) + _SCALES))
+    }
+    return {name: _inputs_first(tensor) for name, tensor in rows.items()}
+
+
+def _inputs_first(tensor: StoredTensor) -> StoredTensor:
+    *stacked, outputs, inputs = tensor.shape
+    return replace(
+        tensor, shape=(*stacked, inputs, outputs), read=lambda: tensor.read().swapaxes(-1, -2)
+    )
 
 
 def _of_floats(tensor: StoredTensor, name: str) -> StoredTensor:

@@ -26,7 +26,8 @@ from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_p
 from kvcast.checkpoints.gguf.latents import STACKS, latent_tensors
 from kvcast.checkpoints.gguf.tensors import CHOICE_BIAS, KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
-from kvcast.checkpoints.lora import Adapter, Change, LowRank, Replacement, merge
+from kvcast.checkpoints.lora import Adapter, Modules, merge
+from kvcast.checkpoints.lora_changes import Change, LowRank, Replacement
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
@@ -73,7 +74,7 @@ def read_model(
     stored = _read_tensors(file, dimensions, values)
     if adapters:
         _check_architecture(adapters, name, label)
-        stored = merge(stored, adapters, label, {HEAD: (EMBEDDING,)})
+        stored = merge(stored, adapters, label, Modules(heads={HEAD: (EMBEDDING,)}))
         dimensions = replace(dimensions, tied=HEAD not in stored)
     stored = architecture.prepare({**stored, **architecture.tensors(values)}, dimensions)
     neighbours = architecture.are_neighbours(values)

@@ -22,7 +22,7 @@ from kvcast.checkpoints.decoder.huggingface import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf.tokenizer import QWEN2
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
-from kvcast.checkpoints.lora import CONFIG, is_peft
+from kvcast.checkpoints.peft import CONFIG, is_peft
 from kvcast.checkpoints.speech.audio_encoders import GRANITE_SPEECH, VOXTRAL_REALTIME, AudioType
 from kvcast.checkpoints.speech.whisper import with_key_biases
 from kvcast.checkpoints.speech.whisper_tokenizer import check_preprocessor, split_tokenizer
