@@ -25,6 +25,7 @@ from kvcast.checkpoints.huggingface import READER as HUGGING_FACE
 from kvcast.checkpoints.huggingface import read_dimensions as read_config
 from kvcast.checkpoints.lora import CONFIG, Adapter, Layout, is_peft, read_peft
 from kvcast.checkpoints.speech.ctranslate2 import READER as CTRANSLATE2
+from kvcast.checkpoints.text2text.bergamot import READER as BERGAMOT
 from kvcast.checkpoints.text2text.bert4keras import READER as BERT4KERAS
 from kvcast.checkpoints.unsupported import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
@@ -40,6 +41,7 @@ _READERS: tuple[CheckpointReader, ...] = (
     MISTRAL,
     BERT4KERAS,
     HUGGING_FACE,
+    BERGAMOT,
     GGUF,
 )
 
