@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # AOTInductor's wrapper code; g++ takes longer to optimise it than the kernels.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
-from kit.dimensions import CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5, T5GEMMA2
+from kit.dimensions import BERGAMOT, CROSS_BIASED_T5, SHALLOW, SMALL, SMALL_T5, T5GEMMA2
 from kit.models import Subject, opened, share, speech, text
 from kvcast.checkpoints.source import locate, open_checkpoint
 from kvcast.models.executor import TorchModel
@@ -149,6 +149,7 @@ _SUBJECTS = {
     "cross-biased t5": (CROSS_BIASED_T5, text),
     "shallow t5": (replace(CROSS_BIASED_T5, decoder_layers=1), text),
     "t5gemma2": (_T5GEMMA2, text),
+    "bergamot": (BERGAMOT, text),
 }
 
 
@@ -157,7 +158,7 @@ _SUBJECTS = {
     params=[
         *((model, "eager") for model in ("whisper", "t5", "cross-biased t5")),
         *((model, "onnx") for model in ("whisper", "t5")),
-        *((model, "native") for model in ("whisper", "t5")),
+        *((model, "native") for model in ("whisper", "t5", "bergamot")),
         *(
             slow(subject)
             for subject in (
@@ -167,6 +168,7 @@ _SUBJECTS = {
                 ("cross-biased t5", "native"),
                 ("t5gemma2", "native"),
                 ("t5gemma2", "eager"),
+                ("bergamot", "eager"),
             )
         ),
         # test_targets.py has a T5 with real weights there.

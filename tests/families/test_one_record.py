@@ -30,7 +30,7 @@ OWN = {
         "*.audio_decoder*",
     ),
     "t5": ("families.t5", "inspect.bias", "checkpoints.text2text.t5"),
-    "bart": ("families.bart", "checkpoints.text2text.bart"),
+    "bart": ("families.bart", "checkpoints.text2text.bart", "checkpoints.text2text.bergamot"),
     "audio_decoder": (
         "families.audio_decoder",
         "speech.audio_decoder",

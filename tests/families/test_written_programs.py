@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kit.dimensions import (
+    BERGAMOT,
     BLOCKS,
     CANARY,
     CROSS_BIASED_T5,
@@ -63,7 +64,7 @@ CASES = [
 OTHERS = [LFM2, replace(LFM2, convolution=1, convolution_bias=False), QWEN3_5, GEMMA4, YOUTU, DSA]
 OTHERS += [KIMI, replace(KIMI, delta=replace(KIMI.delta, least=-5.0))]
 OTHERS += [GEMMA4_EXPERTS, GRANITE4, T5GEMMA, CANARY, *PARAKEETS, GRANITE_SPEECH, VOXTRAL_REALTIME]
-OTHERS += [T5GEMMA2, GEMMA3N, FALCON_H1]
+OTHERS += [T5GEMMA2, GEMMA3N, FALCON_H1, BERGAMOT, replace(BERGAMOT, norm_first=True)]
 
 SOUND = [MOONSHINE, MOONSHINE_STREAMING]
 
@@ -94,6 +95,6 @@ def test_every_operation_is_known_to_all_that_read_programs(dimensions):
     without = {"short_convolution", "delta_rule", "selective_scan", "gated", "shared_attention"}
     without |= {"source_attention", "latent_attention", "select_positions"}
     without |= {"group_norm", "window_attention", "asinh"}
-    without |= {"moments", "slice"}
+    without |= {"moments", "slice", "gated_recurrence"}
     without |= {"rewrite", "floor_divide", "channel_convolution", "relative_scores", "softmax"}
     assert operations - without <= ONNX.keys()

@@ -111,6 +111,15 @@ MARIAN = BartDimensions(
     embedding_scale=8.0,
     head_bias=True,
 )
+# Firefox's, whose decoder has states in place of self-attention.
+BERGAMOT = replace(
+    MARIAN,
+    architecture="bergamot",
+    activation="relu",
+    zero_start=True,
+    recurrent=True,
+    norm_eps=0.01,
+)
 NLLB = replace(
     MARIAN,
     architecture="nllb",

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from kit.dimensions import (
+    BERGAMOT,
     BLOCKS,
     CROSS_BIASED_T5,
     DECODERS,
@@ -49,13 +50,14 @@ QUICK = [
         (MISTRAL, GEMMA3, GPT_OSS, MIXTRAL, LFM2, QWEN3_5, GEMMA4, GRANITE4, YOUTU, DSA, KIMI),
         ("native",),
     ),
-    *product((SMALL, SMALL_T5, CROSS_BIASED_T5, ROFORMER, SIMBERT), ("native",)),
+    *product((SMALL, SMALL_T5, CROSS_BIASED_T5, BERGAMOT, ROFORMER, SIMBERT), ("native",)),
     *product((LLAMA, MISTRAL, GEMMA3, MIXTRAL, LFM2, QWEN3_5), ("onnx",)),
     *product((SMALL, SMALL_T5, ROFORMER), ("onnx",)),
 ]
 SLOW = [
     *product(
-        (SMALL, SMALL_T5, ROFORMER, STATE, LFM2, GEMMA4, GPT_OSS, YOUTU, DSA, KIMI), ("eager",)
+        (SMALL, SMALL_T5, BERGAMOT, ROFORMER, STATE, LFM2, GEMMA4, GPT_OSS, YOUTU, DSA, KIMI),
+        ("eager",),
     ),
     *product((*DECODERS, *BLOCKS, SMALL_ROFORMER), ("onnx",)),
     *product((CROSS_BIASED_T5, *BY_CHANNEL), ("onnx",)),

@@ -75,6 +75,8 @@ def test_interleaved_caches_do_not_see_each_other(subject: Subject) -> None:
 def test_an_older_handle_rolls_back(subject: Subject) -> None:
     given, other = random_tokens(1, 6, seed=16), random_tokens(1, 3, seed=17)
     cache = encoded(subject.runtime, subject.source(1, 18))
+    if cache.has_snapshots:
+        pytest.skip("a state rolls back to snapshots alone")
     _, prefix = subject.runtime.decode(list(given[:, :3]), cache)
     subject.runtime.decode(list(other), prefix)
     logits, _ = subject.runtime.decode(list(given[:, 3:]), prefix, positions=range(3))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.dimensions import (
+    BERGAMOT,
     CANARY,
     CROSS_BIASED_T5,
     CTC,
@@ -46,7 +47,13 @@ from kvcast.verification.verifying import verify
 
 FAMILIES = {
     **{"whisper": SMALL, "t5": SMALL_T5, "cross-biased t5": CROSS_BIASED_T5},
-    **{"marian": MARIAN, "nllb": NLLB, "t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2},
+    **{
+        "marian": MARIAN,
+        "bergamot": BERGAMOT,
+        "nllb": NLLB,
+        "t5gemma": T5GEMMA,
+        "t5gemma2": T5GEMMA2,
+    },
     **{"moonshine": MOONSHINE, "streaming moonshine": MOONSHINE_STREAMING},
     **{"canary": CANARY, "ctc": CTC, "tdt": TDT, "qwen3-asr": QWEN3_ASR, "voxtral": VOXTRAL},
     **{"llama": LLAMA, "mistral": MISTRAL, "gemma3": GEMMA3, "gemma4": GEMMA4},

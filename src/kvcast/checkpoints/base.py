@@ -38,8 +38,9 @@ _FLOATS = frozenset(kind.name for kind in FLOATS)
 class StoredTensor:
     """A tensor with a known shape, whose values are read on demand.
 
-    `blocks` reads a matrix's codes of up to 8 bits, `rows` locates its rows in the file. `kinds`
-    and `nbytes` are of the file's values, which `read` may widen; computed tensors have none.
+    `blocks` reads a matrix's codes of up to 8 bits, `rows` locates its rows in the file (codes with
+    a scale for each output are none). `kinds` and `nbytes` are of the file's values, which `read`
+    may widen; computed tensors have none.
     `problem`: why its values cannot be read; empty if they can.
     """
 

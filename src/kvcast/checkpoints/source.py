@@ -27,6 +27,7 @@ from kvcast.checkpoints.lora import Adapter, Layout
 from kvcast.checkpoints.peft import CONFIG, is_peft, read_peft
 from kvcast.checkpoints.speech.ctranslate2 import READER as CTRANSLATE2
 from kvcast.checkpoints.speech.moonshine_ort import READER as MOONSHINE_VOICE
+from kvcast.checkpoints.text2text.bergamot import READER as BERGAMOT
 from kvcast.checkpoints.text2text.bert4keras import READER as BERT4KERAS
 from kvcast.checkpoints.unsupported import refuse_file, refuse_folder, refuse_name
 from kvcast.errors import InputMissingError, InputOutputError, KvcastError, UsageError
@@ -43,6 +44,7 @@ _READERS: tuple[CheckpointReader, ...] = (
     BERT4KERAS,
     HUGGING_FACE,
     MOONSHINE_VOICE,
+    BERGAMOT,
     GGUF,
 )
 

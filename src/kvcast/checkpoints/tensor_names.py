@@ -16,8 +16,9 @@ from kvcast.families.table import family_with
 from kvcast.spec.stored_matrices import joined, joined_rows
 
 # Maps a canonical name to the names in a file whose tensors, concatenated along the first axis,
-# make it up. `{i}` stands for the layer (`{i:03}` in three digits) and `{e}` for the expert. A name
-# with an expert occurs once for each, and the canonical tensor has a first axis of experts.
+# make it up. `{i}` stands for the layer (`{i:03}` in three digits, `{n}` counting from 1) and `{e}`
+# for the expert. A name with an expert occurs once for each, and the canonical tensor has a first
+# axis of experts.
 NameTable = Mapping[str, Sequence[str]]
 
 # A name in the file and the shape that its tensor must have.
@@ -237,8 +238,8 @@ def _even_entries(shapes: Mapping[str, tuple[int, ...]], table: NameTable) -> It
 def _names(canonical: str, table: NameTable) -> list[str]:
     layer = _LAYER.search(canonical)
     names = table[_LAYER.sub("{i}", canonical)]
-    # An expert's index is filled in later.
-    return [name.format(i=int(layer[0]) if layer else 0, e="{e}") for name in names]
+    i = int(layer[0]) if layer else 0
+    return [name.format(i=i, n=i + 1, e="{e}") for name in names]  # the expert's index comes later
 
 
 def _decoder_entries(dimensions: DecoderDimensions, table: NameTable) -> Iterator[Entry]:

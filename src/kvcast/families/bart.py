@@ -1,9 +1,11 @@
 """BART and its relatives, which read texts and write others, as data: Marian, mBART, NLLB, ...
 
 Canonical tensors are [out, in], as in torch's Linear. Positions are rows of a table for each stack,
-whether they were learned or are waves.
+whether they were learned or are waves. A Marian's decoder may have SSRUs (`stacks`), as the models
+of Firefox have: its cache is a state of each layer.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,7 +13,7 @@ from typing import Any, Self
 from kvcast.errors import KvcastError
 from kvcast.families.base import Family, PrecisionRoles
 from kvcast.families.blocks import project_cross_caches
-from kvcast.families.programs import self_and_cross_caches
+from kvcast.families.programs import CacheLayers, self_and_cross_caches
 from kvcast.families.stacks import (
     PROBED,
     SOURCE,
@@ -69,6 +71,9 @@ class BartDimensions:
     embedding_scale: float = 1.0
     tied: bool = True
     head_bias: bool = False
+    zero_start: bool = False  # whether a target's first token has an embedding of zeros
+    recurrent: bool = False  # whether the decoder has SSRUs in place of self-attention
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         require_positive(**{name: getattr(self, name) for name in _SIZES})
@@ -81,6 +86,8 @@ class BartDimensions:
             source_positions=self.source_positions, target_positions=self.target_positions
         )
         require_token("start_token", self.start_token, self.vocab_size)
+        if not 0 < self.norm_eps < math.inf:
+            raise KvcastError("norm_eps must be a finite number above 0")
 
     @property
     def head_dim(self) -> int:
@@ -100,6 +107,15 @@ class BartDimensions:
             return cls(**fields)
         except TypeError as error:
             raise KvcastError(f"not the dimensions of a BART: {error}") from None
+
+
+def _caches(dimensions: BartDimensions) -> tuple[CacheLayers, ...]:
+    own, cross = self_and_cross_caches(dimensions)
+    if dimensions.recurrent:
+        own = CacheLayers(
+            kind="state", layers=own.layers, heads=1, capacity=1, head_dim=dimensions.width
+        )
+    return own, cross
 
 
 def _encode(write: ProgramWriter, dimensions: BartDimensions) -> Program:
@@ -130,8 +146,8 @@ BART = Family(
     interface="encoder-decoder",
     dimensions=BartDimensions,
     positions=lambda dimensions: dimensions.target_positions,
-    caches=self_and_cross_caches,
-    programs=source_programs,
+    caches=_caches,
+    programs=lambda dimensions: source_programs(_caches(dimensions)),
     writers={"encode": _encode, "decode": decode},
     constants=lambda _, __: {},
     precision=PrecisionRoles(fused=False),

@@ -50,8 +50,9 @@ class CanaryDimensions:
 
     # As `stacks` has them.
     norm_first = embedding_norm = final_norm = head_bias = True
-    late_positions = False
+    late_positions = zero_start = recurrent = False
     embedding_scale = 1.0
+    norm_eps = 1e-5
 
     def __post_init__(self) -> None:
         require_positive(**{name: vars(self)[name] for name in _SIZES})

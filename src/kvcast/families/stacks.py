@@ -1,10 +1,12 @@
 """Encoders and decoders over token sources, and BART's layers, with norms before or after.
 
 Query, key and value of self-attention are one tensor in this order, and so are key and value of
-cross-attention. Positions are rows of a table for each stack.
+cross-attention. Positions are rows of a table for each stack. In place of self-attention, layers of
+a decoder may have SSRUs (Kim et al., "From Research to Production and Back", WNGT 2019, section
+3.1): a gate mixes a state of the layer's width with each position.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from kvcast.families.base import Probe
 from kvcast.families.blocks import (
+    LENGTHS,
     TOKENS,
     attend,
     cache_of,
@@ -23,17 +26,15 @@ from kvcast.families.blocks import (
 from kvcast.families.programs import (
     LENGTHS_OF_SOURCES,
     Argument,
+    CacheLayers,
     EncoderDecoderSizes,
     ProgramSignature,
     cross_argument,
     decode_program,
     encode_program,
-    self_and_cross_caches,
 )
 from kvcast.families.programs import SOURCE as SOURCE_NAME
 from kvcast.spec.program import Node, Program, ProgramWriter
-
-_EPSILON = 1e-5  # of layer norms
 
 
 class StackSizes(Protocol):
@@ -65,6 +66,14 @@ class StackSizes(Protocol):
     def embedding_scale(self) -> float:
         """Factor on embeddings."""
 
+    @property
+    def zero_start(self) -> bool:
+        """Whether a target's first token, whichever it is, has an embedding of zeros."""
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon of layer norms."""
+
 
 class DecoderSizes(StackSizes, Protocol):
     @property
@@ -82,6 +91,10 @@ class DecoderSizes(StackSizes, Protocol):
     @property
     def decoder_layers(self) -> int:
         """Number of layers."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have SSRUs in place of self-attention."""
 
     @property
     def head_dim(self) -> int:
@@ -103,8 +116,11 @@ def decode(write: ProgramWriter, dimensions: DecoderSizes) -> Program:
     x = block.embed("embedding.weight", vocab, TOKENS, *places, "decoder")
     for i in range(dimensions.decoder_layers):
         layer = f"decoder.layers.{i}"
-        name = f"{layer}.self_attention"
-        x = block.add_attention(x, attend(write, i, block.qkv(x, name), scale), name)
+        if dimensions.recurrent:
+            x = block.add_recurrence(x, i)
+        else:
+            name = f"{layer}.self_attention"
+            x = block.add_attention(x, attend(write, i, block.qkv(x, name), scale), name)
         name = f"{layer}.cross_attention"
         query = write.linear(block.before(x, name), f"{name}.query", (width, width), bias=True)
         cross = (*cache_of("cross", i), scale, SOURCE_LENGTHS)
@@ -126,15 +142,18 @@ class Block:
     ) -> Node:
         write, width = self.write, self.dimensions.width
         x = write.embedding(table, tokens, (vocab_size, width))
+        if self.dimensions.zero_start and stack == "decoder":
+            is_first = write.step("unsqueeze", write.step("eq", positions, 0), 2)
+            x = write.step("where", is_first, 0.0, x)
         if self.dimensions.embedding_scale != 1:
             x = write.step("mul", x, self.dimensions.embedding_scale)
         late = self.dimensions.late_positions and stack == "decoder"
         embedding_norm = self.dimensions.embedding_norm
         if embedding_norm and late:
-            x = self._norm(x, f"{stack}.embedding")
+            x = self._norm(x, f"{stack}.embedding_norm")
         places = write.embedding(f"{stack}.positions", positions, (longest, width))
         x = write.step("add", x, places)
-        return self._norm(x, f"{stack}.embedding") if embedding_norm and not late else x
+        return self._norm(x, f"{stack}.embedding_norm") if embedding_norm and not late else x
 
     def qkv(self, x: Node, name: str) -> list[Node]:
         width = self.dimensions.width
@@ -150,11 +169,20 @@ class Block:
 
     def before(self, x: Node, name: str) -> Node:
         """Return the input of a part of a layer."""
-        return self._norm(x, name) if self.dimensions.norm_first else x
+        return self._norm(x, f"{name}_norm") if self.dimensions.norm_first else x
 
     def after(self, x: Node, name: str) -> Node:
         """Return the result of a part of a layer, from its residual sum."""
-        return x if self.dimensions.norm_first else self._norm(x, name)
+        return x if self.dimensions.norm_first else self._norm(x, f"{name}_norm")
+
+    def add_recurrence(self, x: Node, i: int) -> Node:
+        """Add a decoder's SSRU."""
+        write, width, name = self.write, self.dimensions.width, f"decoder.layers.{i}.recurrence"
+        before = self.before(x, name)
+        candidate = write.linear(before, f"{name}.candidate", (width, width))
+        gate = write.linear(before, f"{name}.gate", (width, width), bias=True)
+        cells = write.step("gated_recurrence", candidate, gate, Node(f"past_state_{i}"), LENGTHS)
+        return self.after(write.step("add", x, write.step("relu", cells)), name)
 
     def add_feed_forward(self, x: Node, layer: str) -> Node:
         write, name, activation = self.write, f"{layer}.feed_forward", self.dimensions.activation
@@ -166,10 +194,10 @@ class Block:
     def final_norm(self, x: Node, stack: str) -> Node:
         if not self.dimensions.final_norm:
             return x
-        return self.write.layer_norm(x, f"{stack}.norm", self.dimensions.width, _EPSILON)
+        return self._norm(x, f"{stack}.norm")
 
     def _norm(self, x: Node, name: str) -> Node:
-        return self.write.layer_norm(x, f"{name}_norm", self.dimensions.width, _EPSILON)
+        return self.write.layer_norm(x, name, self.dimensions.width, self.dimensions.norm_eps)
 
 
 SOURCE, SOURCE_LENGTHS = Node(SOURCE_NAME), Node(LENGTHS_OF_SOURCES.name)
@@ -189,8 +217,8 @@ class SourceSizes(EncoderDecoderSizes, Protocol):
         """The first token of a target."""
 
 
-def source_programs(dimensions: SourceSizes) -> Mapping[str, ProgramSignature]:
-    own, cross = self_and_cross_caches(dimensions)
+def source_programs(caches: Sequence[CacheLayers]) -> Mapping[str, ProgramSignature]:
+    own, cross = caches
     source = Argument(name="source", shape=("batch", "source"), dtype="int64")
     read = cross_argument(cross, "source"), LENGTHS_OF_SOURCES
     return {

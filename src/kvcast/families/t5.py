@@ -257,7 +257,7 @@ T5 = Family(
     dimensions=T5Dimensions,
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
-    programs=source_programs,
+    programs=lambda dimensions: source_programs(self_and_cross_caches(dimensions)),
     writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(outliers=("gate", "activation")),

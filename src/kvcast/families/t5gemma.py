@@ -243,7 +243,7 @@ T5GEMMA = Family(
     dimensions=T5GemmaDimensions,
     positions=lambda dimensions: dimensions.target_positions,
     caches=self_and_cross_caches,
-    programs=source_programs,
+    programs=lambda dimensions: source_programs(self_and_cross_caches(dimensions)),
     writers={"encode": _encode, "decode": _decode},
     constants=_constants,
     precision=PrecisionRoles(outliers=("gate",), fused=False),

@@ -26,8 +26,12 @@ NEW, ASKED = 7, 5
 """New and asked positions that `decode` is walked with, so that a product's are one or other."""
 
 _LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
-_STATE_PRODUCTS = {"delta_rule": 3, "selective_scan": 2}
-"""Products of a position with each value of a state."""
+_STATE_PRODUCTS = {
+    "delta_rule": (3, -3),
+    "selective_scan": (2, -3),
+    "gated_recurrence": (2, -2),
+}
+"""Products of a position with each value of a state, and the state's place among arguments."""
 
 
 class ConstantShapes(dict[str, Shape]):
@@ -182,8 +186,8 @@ class DecodeCounts:
             of = Attention(2 * op.shape(0)[-1], 0, op.is_asked, cross=op.shape(1)[2])
             self.attentions.append(of)
         elif op.name in _STATE_PRODUCTS:
-            state = op.resolve(op.step.arguments[-3])
-            self.rewriting += _STATE_PRODUCTS[op.name] * prod(state[1:])
+            products, place = _STATE_PRODUCTS[op.name]
+            self.rewriting += products * prod(op.resolve(op.step.arguments[place])[1:])
 
     def _add_product(self, op: Op) -> None:
         name = op.constant(1).name

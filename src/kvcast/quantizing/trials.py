@@ -212,6 +212,7 @@ class Trials:
             checkpoint.tensors.rows_of,
             self.family.constants(dimensions, checkpoint.tensors),
             BundlePrecision(quantize=RECIPE, recipe=recipe),
+            checkpoint.tensors.blocks_of,
         )
         packed = packed_constants(self.machine, list(self.programs.values()), weights, on_phase)
         return {part: packed[part] if part.name in self.choices else whole[part] for part in whole}

@@ -19,7 +19,7 @@ _VERSION, _READ = 2, (1, 2)  # 1 has no products with gates
 WRITES = frozenset(
     {
         *("self_attention", "latent_attention", "select_positions", "short_convolution"),
-        *("delta_rule", "selective_scan", "rewrite"),
+        *("delta_rule", "selective_scan", "gated_recurrence", "rewrite"),
     }
 )
 """Operations that write to their arguments, so that they stay although nothing reads them."""

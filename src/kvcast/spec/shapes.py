@@ -108,7 +108,8 @@ def _latent_attention(query: Shape, *given: Any) -> Shape:
 _LIKE_FIRST = frozenset(
     {
         *("self_attention", "shared_attention", "cross_attention", "encoder_attention"),
-        *("source_attention", "window_attention", "short_convolution", "mixture_of_experts"),
+        *("source_attention", "window_attention", "short_convolution", "gated_recurrence"),
+        *("mixture_of_experts",),
         *("layer_norm", "rms_norm", "group_norm", "softmax", "gated", "rewrite", "positions"),
         *("gelu", "gelu_tanh", "relu", "silu", "sigmoid", "tanh", "asinh"),
         *("clamp", "to", "contiguous"),

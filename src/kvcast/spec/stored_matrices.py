@@ -1,4 +1,6 @@
-"""Quantized matrices in checkpoints: int8 or int4 codes in blocks of 32 inputs, and encoded rows.
+"""Quantized matrices in checkpoints: int8 or int4 codes, in blocks of 32 inputs; encoded rows.
+
+Int8 codes may instead have a scale for each output.
 
 A `FileRows` row is an address and an encoding, so kernels read rows in place from the mapped file;
 reordering rows, or joining several tensors', copies nothing.
@@ -21,7 +23,7 @@ class CodedMatrix:
     """A matrix [outputs, inputs]; a value is code * scale, plus its block's minimum."""
 
     codes: NDArray[Any]  # int8, or 0 .. 15 as uint8 with minimums, [outputs, inputs]
-    scales: NDArray[np.float16]  # float16 [outputs, inputs / 32]
+    scales: NDArray[np.floating[Any]]  # float16 [outputs, inputs / 32], or float32 [outputs]
     least: NDArray[np.float16] | None = None  # the value of code 0, likewise; None for int8
 
     @property
@@ -29,7 +31,7 @@ class CodedMatrix:
         return self.codes.shape
 
     def dequantize(self) -> NDArray[np.float32]:
-        inside = self.codes.reshape(*self.scales.shape, BLOCK).astype(np.float32)
+        inside = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
         values = inside * self.scales[..., None].astype(np.float32)
         if self.least is not None:
             values += self.least[..., None].astype(np.float32)

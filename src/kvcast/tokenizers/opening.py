@@ -128,6 +128,8 @@ def _sentencepiece(files: _Files, settings: TextSettings) -> TextTokenizer:
 
     extra_ids = settings.count("extra_ids", MOST_SENTINELS)
     description = to_tokenizer_json(files[UNIGRAM_PIECES], extra_ids, UNIGRAM_PIECES)
+    if settings.translates:
+        return _translating(description, settings, UNIGRAM_PIECES)
     return JsonTokenizer(description, settings.end_tokens, None, UNIGRAM_PIECES)
 
 

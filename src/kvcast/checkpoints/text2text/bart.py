@@ -52,14 +52,15 @@ def _marian_waves(
 
 
 def _fairseq_waves(positions: int, width: int, padding: int) -> NDArray[np.float32]:
-    """Sines and then cosines [positions, width], as in tensor2tensor, in fp32.
+    """Return `tensor2tensor_waves` of positions that begin after the padding token's id."""
+    return tensor2tensor_waves(positions, width, padding + 1)
 
-    Positions begin after the padding token's id.
-    """
+
+def tensor2tensor_waves(positions: int, width: int, first: int = 0) -> NDArray[np.float32]:
+    """Sines and then cosines [positions, width], as in tensor2tensor and Marian, in fp32."""
     half = width // 2
     step = np.float32(np.log(10000.0) / max(1, half - 1))
     frequencies = np.exp(np.arange(half, dtype=np.float32) * -step)
-    first = padding + 1
     angles = np.arange(first, first + positions, dtype=np.float32)[:, None] * frequencies
     waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     return np.pad(waves, ((0, 0), (0, width % 2)))

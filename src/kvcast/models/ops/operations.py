@@ -25,6 +25,7 @@ from kvcast.models.ops.latents import latent_attention, select_positions
 from kvcast.models.ops.states import (
     channel_convolution,
     delta_rule,
+    gated_recurrence,
     selective_scan,
     short_convolution,
 )
@@ -133,6 +134,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "softmax": lambda x: torch.softmax(x, -1),
     "short_convolution": activated(short_convolution),
     "delta_rule": delta_rule,
+    "gated_recurrence": gated_recurrence,
     "channel_convolution": activated(channel_convolution),
     "relative_scores": relative_scores,
     "rewrite": Tensor.copy_,

@@ -1,7 +1,8 @@
-"""Matrices of heads, which every position rewrites: the gated delta rule and the selective scan.
+"""States that every position rewrites: the gated delta rule, the selective scan, a recurrence.
 
-A matrix decays, and a position's value is added to it for its key: of the delta rule so much of it
-as the matrix lacks to give that value for that key.
+A head's matrix decays, and a position's value is added to it for its key: of the delta rule so much
+of it as the matrix lacks to give that value for that key. A gated recurrence mixes each channel
+with its state alone.
 
 Letters in shapes: r rows, s new positions, n new positions of all rows, h heads of values, g heads
 of keys (h is a multiple of it), k and v sizes of a head.
@@ -98,6 +99,27 @@ def _rewrite(
         mixed[:, s] = torch.einsum("rhk,rhkv->rhv", query[:, s], matrix)
     state[...] = matrix
     return mixed
+
+
+def gated_recurrence(
+    x: Tensor,  # [r, s, w]
+    gate: Tensor,  # [r, s, w], the share of the state that stays, before the sigmoid
+    state: Tensor,  # [r, 1, 1, w], updated in place. Zeros without earlier positions
+    lengths: Tensor,  # int32 [r], positions in each row before this call
+) -> Tensor:  # [r, s, w]
+    """Return the states c[s] = f c[s - 1] + (1 - f) x[s], f = sigmoid(gate[s]).
+
+    The simpler simple recurrent unit (SSRU, Kim et al., "From Research to Production and Back",
+    WNGT 2019, section 3.1), before its ReLU.
+    """
+    kept = torch.sigmoid(gate)
+    cell = torch.where((lengths > 0)[:, None], state[:, 0, 0], 0.0)
+    cells = []
+    for s in range(x.shape[1]):
+        cell = kept[:, s] * cell + (1 - kept[:, s]) * x[:, s]
+        cells.append(cell)
+    state[...] = cell[:, None, None]
+    return torch.stack(cells, dim=1)
 
 
 def packed_states(

@@ -77,6 +77,7 @@ def open_checkpoint(
         checkpoint.tensors.rows_of,
         family.constants(dimensions, checkpoint.tensors),
         precision,
+        checkpoint.tensors.blocks_of,
     )
     constants = packed_constants(machine, list(programs.values()), weights, on_phase)
     manifest = manifest_of(checkpoint, programs, precision)

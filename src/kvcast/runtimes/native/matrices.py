@@ -211,11 +211,11 @@ def store_matrix(
     if own is not None and own.shape != matrix.shape:
         raise AssertionError(f"the checkpoint's codes of {name} are {own.shape}")
     if own is not None and (own.least is None or kind in (Kind.INT4, Kind.TABLE)):
-        return _file(name, own)
+        return coded_tensors(name, own)
     if kind is Kind.INT8 or matrix.shape[1] % BLOCK:
         codes, scales = _int8(matrix)
         return {name + CODES: codes, name + SCALES: scales}
-    return _file(name, searched(matrix) if kind is Kind.INT4 else rounded(matrix))
+    return coded_tensors(name, searched(matrix) if kind is Kind.INT4 else rounded(matrix))
 
 
 def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -224,7 +224,8 @@ def _int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.flo
     return np.rint(matrix * inverse[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
-def _file(name: str, blocks: CodedMatrix) -> dict[str, NDArray[Any]]:
+def coded_tensors(name: str, blocks: CodedMatrix) -> dict[str, NDArray[Any]]:
+    """Return the weight file's tensors of a matrix in codes."""
     codes = np.ascontiguousarray(blocks.codes)
     tensors: dict[str, NDArray[Any]] = {name + SCALES: np.ascontiguousarray(blocks.scales)}
     if blocks.least is not None:

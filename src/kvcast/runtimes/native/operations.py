@@ -349,6 +349,30 @@ def _rewritten(
     return out
 
 
+def _gated_recurrence(
+    builder: Builder, x: Value, gate: Value, state: Value, lengths: Value
+) -> Value:
+    rows, new, width = x.sizes
+    expect(gate.sizes == x.sizes, "the gates of a recurrence")
+    expect(is_cache(state) and state.dtype == Dtype.F32, "a state")
+    expect(state.sizes == (rows, 1, 1, width), "a state")
+    expect_lengths(lengths, rows)
+    out = Value.fresh(x.sizes, Dtype.F32)
+    builder.emit(
+        Operation.GATED_RECURRENCE,
+        rows=rows,
+        new_positions=new,
+        width=width,
+        x=flat(builder.lines(x)),
+        gate=flat(builder.lines(gate)),
+        state=state.address,
+        state_stride=state.strides[0],
+        lengths=lengths.address,
+        out=flat_words(out.address, width),
+    )
+    return out
+
+
 def _rewrite(builder: Builder, state: Value, x: Value) -> Value:
     expect(state.sizes == x.sizes and state.storage.address is not None, "a state")
     builder.elements(Element.COPY, state, x)
@@ -362,6 +386,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "short_convolution": _short_convolution,
     "delta_rule": _delta_rule,
     "selective_scan": _selective_scan,
+    "gated_recurrence": _gated_recurrence,
     "rewrite": _rewrite,
     "embedding": _embedding,
     "index_select": _index_select,

@@ -133,8 +133,8 @@ class NativeEncoderDecoder(NativeRuntime, AligningRuntime):
     def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
         super().__init__(manifest, interpreter)
         [self._cross] = (run for run in manifest.cache if run.kind in ENCODED)
-        own = next((run for run in manifest.cache if run.kind == "linear"), None)
-        self.longest = None if own is None else own.capacity
+        family, dimensions = manifest.model()
+        self.longest = family.positions(dimensions)
         self.prompts_differ = False  # they are short
         self.alignment_heads = manifest.dimensions.get("alignment_heads", ())
         self._encode = manifest.graph("encode")

@@ -229,7 +229,7 @@ class _Counter:
                 written = min(slots, sizes.new) * line
             case Operation.CROSS_ATTENTION:
                 read = fields["positions"] * line
-            case Operation.REWRITE_STATES:
+            case Operation.REWRITE_STATES | Operation.GATED_RECURRENCE:
                 read, written = size if sizes.length else 0, size
             case Operation.ELEMENTS | Operation.GATHER if field.startswith(_WRITTEN):
                 written = _count(fields) * array.itemsize

@@ -22,6 +22,7 @@ from kvcast.runtimes.native.matrices import (
     LEAST,
     SCALES,
     Kind,
+    coded_tensors,
     kinds_by,
     packed_experts,
     packed_matrix,
@@ -31,7 +32,17 @@ from kvcast.runtimes.native.opcodes import SCHEMA, check_members
 from kvcast.runtimes.native.plan_builder import Experts, Joined, Matrix
 from kvcast.spec.program import Constant, Program
 from kvcast.spec.runtimes import OWN, BundlePrecision, OnPhase, ignore_phase
-from kvcast.spec.stored_matrices import BLOCK, FLOATS, FOUR_BITS, Encoding, FileRows, RowsOf
+from kvcast.spec.stored_matrices import (
+    BLOCK,
+    FLOATS,
+    FOUR_BITS,
+    BlocksOf,
+    CodedMatrix,
+    Encoding,
+    FileRows,
+    RowsOf,
+    no_blocks,
+)
 
 if TYPE_CHECKING:
     from kvcast.checkpoints.base import StoredTensor
@@ -142,10 +153,12 @@ class CheckpointWeights(Weights):
         rows_of: RowsOf,
         constants: Mapping[str, NDArray[Any]],
         precision: BundlePrecision,
+        blocks_of: BlocksOf = no_blocks,
     ) -> None:
         self._tensors = tensors
         self._shapes = shapes
         self._rows_of = rows_of
+        self._blocks_of = blocks_of
         self._constants = constants
         self._own = precision.quantize == OWN
         roles = {name: roles_of(program) for name, program in programs.items()}
@@ -159,6 +172,11 @@ class CheckpointWeights(Weights):
 
     @override
     def matrix(self, machine: Machine, constant: Constant) -> Matrix | Joined:
+        if (coded := self._coded(constant.name)) is not None:
+            parts = coded_tensors(constant.name, coded)
+            if constant.bias is not None:
+                parts[constant.bias] = self.array(constant.bias)
+            return packed_matrix(machine, parts, constant.name, constant.bias)
         rows = self._rows(constant.name)
         if not self._own or rows.kinds() <= FLOATS:
             return self._packed(machine, constant, rows)
@@ -193,6 +211,12 @@ class CheckpointWeights(Weights):
     def table(self, constant: Constant) -> FileRows:
         rows = self._rows(constant.name)
         return rows if rows.factors is None else FileRows.of_floats(self._tensors[constant.name])
+
+    def _coded(self, name: str) -> CodedMatrix | None:
+        """Return a matrix's codes, if they are to be kept and are no rows of a file."""
+        if self._kinds.get(name, Kind.EXACT) is Kind.EXACT or self._rows_of(name) is not None:
+            return None
+        return self._blocks_of(name)
 
     def _rows(self, name: str) -> FileRows:
         rows = self._rows_of(name)
@@ -301,10 +325,13 @@ def _holding(constant: Constant, packed: Any, parts_of: PartsOf) -> Holding:
     types = sorted({name for part in parts for name in _types(part)})
     held, held_bytes, formats = _held(packed)
     own = {Encoding[name] for name in types if name in Encoding.__members__}
+    has_scales_of_outputs = all(part.blocks and not part.rows for part in parts)
     return Holding(
         stored=", ".join(types),
         held=held,
-        kept=not formats or (len(own) == len(types) and keeps(own, formats)),
+        kept=not formats
+        or (len(own) == len(types) and keeps(own, formats))
+        or (has_scales_of_outputs and formats == {Format.INT8}),
         tensors=len(parts) + len(biases),
         stored_bytes=sum(map(_stored_bytes, (*parts, *biases))),
         held_bytes=held_bytes,

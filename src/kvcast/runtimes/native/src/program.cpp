@@ -182,6 +182,8 @@ void execute(Machine& machine, const RewriteStates& w) {
   rewrite_states(machine, w);
 }
 
+void execute(Machine& machine, const GatedRecurrence& w) { gated_recurrence(machine, w); }
+
 void execute(Machine& machine, const ChannelConvolution& w) {
   if (w.stride < 1 || w.length < 1 || w.breadth < 1) throw std::invalid_argument("a convolution without a kernel");
   channel_convolution(machine, w);

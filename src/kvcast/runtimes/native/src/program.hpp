@@ -40,6 +40,9 @@ void channel_convolution(Machine&, const ChannelConvolution&);
 // Positions are computed in sequence, in a chunk as in steps, so the results are bit-identical.
 void rewrite_states(Machine&, const RewriteStates&);
 
+// Likewise each channel's state.
+void gated_recurrence(Machine&, const GatedRecurrence&);
+
 // Elementwise operations over strided arrays of up to four dimensions, and gathering along one of them.
 
 // out[i] = operation(inputs[...][i]) for every index below `sizes`. Floating-point where a result or an

@@ -1,4 +1,4 @@
-// Recurrent layers: the gated delta rule, the selective scan, and convolutions of each channel by itself.
+// Recurrent layers: the gated delta rule, the selective scan, and recurrences and convolutions of each channel by itself.
 #include "program.hpp"
 
 #include <algorithm>
@@ -139,6 +139,21 @@ void rewrite_states(Machine& machine, const RewriteStates& w) {
     const int row = i / each, block = i % each;
     const StateColumns columns = columns_of(w, prepared, row, block / blocks, block % blocks * STATE_COLUMNS);
     rewrite(machine.with.rows, columns, w.lengths[row] == 0);
+  });
+}
+
+void gated_recurrence(Machine& machine, const GatedRecurrence& w) {
+  for_rows(machine, w.rows, w.new_positions * w.width, [&](int row) {
+    float* const state = w.state + row * w.state_stride;
+    if (w.lengths[row] == 0) std::fill_n(state, w.width, 0.0f);
+    for (int line = row * w.new_positions; line < (row + 1) * w.new_positions; line++) {
+      const float *const x = w.x.data + line * w.x.stride, *const gate = w.gate.data + line * w.gate.stride;
+      for (int c = 0; c < w.width; c++) {
+        const float kept = sigmoid(gate[c]);
+        state[c] = kept * state[c] + (1 - kept) * x[c];
+      }
+      std::copy_n(state, w.width, w.out.data + line * w.out.stride);
+    }
   });
 }
 
