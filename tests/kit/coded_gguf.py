@@ -96,7 +96,7 @@ def write(
     for seed, (name, shape) in enumerate(shapes.items()):
         kind = next(kind for part, kind in kinds.items() if part in name)
         number, blocks = GGMLQuantizationType[kind], raw(*shape, kind, seed)
-        factor = np.array([1 + seed / 10], np.float32) if factors else np.ones(1, np.float32)
+        factor = np.array([1 - seed / 32], np.float32) if factors else np.ones(1, np.float32)
         if as_floats:
             writer.add_tensor(f"{name}.weight", dequantize(blocks, number) * factor)
             continue
