@@ -314,6 +314,24 @@ def test_fields_and_tensors_that_contradict_one_another_are_one_line(case, llama
     )
 
 
+@pytest.mark.parametrize(
+    ("experts", "outputs", "message"),
+    [
+        (2, 40, "gate_up_proj has more than 2 experts"),
+        (4, 40, "changes model.layers.0.mlp.experts.3.gate_proj.weight"),
+        (3, 39, "w3.weight has shape [20, 24]"),
+    ],
+)
+def test_a_lora_of_other_experts_than_files_list_is_refused(experts, outputs, message, tmp_path):
+    folder = save_decoder(random_decoder("mixtral"), tmp_path / "base")
+    name = "model.layers.0.mlp.experts.lora_{}.weight"
+    saved = {name.format("A"): np.ones((2 * experts, 24), np.float32)}
+    saved[name.format("B")] = np.ones((outputs, 2 * experts), np.float32)
+    targets = ["experts.gate_up_proj"]
+    adapter = write_peft(tmp_path / "adapter", {}, saved, target_parameters=targets)
+    assert message in problem(folder, adapter)
+
+
 def test_a_bias_for_a_layer_without_one_is_refused(tmp_path):
     folder = save_decoder(random_decoder("qwen3"), tmp_path / "base")
     adapter = write_peft(tmp_path / "adapter", {QUERY: PAIR}, {BIAS: ONES}, lora_bias=True)

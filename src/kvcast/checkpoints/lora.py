@@ -172,12 +172,12 @@ class _Targets:
     def _places(self, name: str, change: Change, adapter: Adapter) -> Iterator[tuple[str, Change]]:
         target = self._find(name)
         if target is not None:
-            yield (
-                target,
-                with_inputs_first(change) if self._modules.inputs_first(target) else change,
-            )
+            turned = self._modules.inputs_first(target)
+            yield target, with_inputs_first(change) if turned else change
         elif isinstance(change, StackedLowRank) and (parts := self._listed(name)):
-            rows = change.outputs // len(parts)
+            if self._find(parts[0].format(change.experts)) is not None:
+                raise self.unfit(adapter, name, f"has more than {change.experts} experts")
+            rows = -(-change.outputs // len(parts))
             for expert in range(change.experts):
                 for i, part in enumerate(parts):
                     of_part = change.part(expert, slice(i * rows, (i + 1) * rows))
