@@ -265,6 +265,7 @@ _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
 _GGUF = ("gguf", _write_checkpoints("gguf"))
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
+_BERGAMOT = ("bergamot", _write_checkpoints("bergamot"))
 # Packages import torch.
 _PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}
 
@@ -282,6 +283,7 @@ FORMATS: Mapping[str, Format] = {
     "whisper tokenizer": Format(*_WHISPER_TEXT, lying_json, "*.json", _use_whisper_tokenizer),
     "gguf": Format(*_GGUF, damaged_bytes, "*.gguf", _use_checkpoint),
     "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
+    "model.*.bin": Format(*_BERGAMOT, damaged_bytes, "model.*.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
     "adapter_config.json": Format(
