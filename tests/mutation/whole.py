@@ -287,6 +287,7 @@ _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
 _GGUF = ("gguf", _write_gguf)
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
 _MOONSHINE = ("moonshine-voice", _write_moonshine)
+_BERGAMOT = ("bergamot", _write_checkpoints("bergamot"))
 # Packages import torch.
 _PACKAGE: dict[str, Any] = {"use": _use_model, "seals": True, "room": 4 << 30}
 
@@ -306,6 +307,7 @@ FORMATS: Mapping[str, Format] = {
     "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
     "ort": Format(*_MOONSHINE, damaged_bytes, "*.ort", _use_checkpoint),
     "tokenizer.bin": Format(*_MOONSHINE, damaged_bytes, "tokenizer.bin", _use_checkpoint),
+    "model.*.bin": Format(*_BERGAMOT, damaged_bytes, "model.*.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
     "adapter_config.json": Format(

@@ -173,10 +173,10 @@ class CheckpointWeights(Weights):
     @override
     def matrix(self, machine: Machine, constant: Constant) -> Matrix | Joined:
         if (coded := self._coded(constant.name)) is not None:
-            parts = coded_tensors(constant.name, coded)
+            tensors = coded_tensors(constant.name, coded)
             if constant.bias is not None:
-                parts[constant.bias] = self.array(constant.bias)
-            return packed_matrix(machine, parts, constant.name, constant.bias)
+                tensors[constant.bias] = self.array(constant.bias)
+            return packed_matrix(machine, tensors, constant.name, constant.bias)
         rows = self._rows(constant.name)
         if not self._own or rows.kinds() <= FLOATS:
             return self._packed(machine, constant, rows)
