@@ -16,8 +16,8 @@ from kvcast.tokenizers.opening import open_text
 VOCAB = 300
 
 
-def written(folder: Path, kind: str) -> Any:
-    model = random_moonshine("moonshine", vocab_size=VOCAB, tie_word_embeddings=False)
+def written(folder: Path, kind: str, *, tied: bool = False) -> Any:
+    model = random_moonshine("moonshine", vocab_size=VOCAB, tie_word_embeddings=tied)
     write_moonshine_graphs(model, folder, kind)
     return model
 
@@ -29,9 +29,11 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tensors_are_those_that_were_exported(kind: str, tmp_path: Path):
-    model = written(tmp_path / "voice", kind)
+@pytest.mark.parametrize(
+    ("kind", "tied"), [*((kind, False) for kind in KINDS), ("float", True), ("uint8", True)]
+)
+def test_tensors_are_those_that_were_exported(kind: str, tied: bool, tmp_path: Path):
+    model = written(tmp_path / "voice", kind, tied=tied)
     actual = open_checkpoint(tmp_path / "voice")
     expected = open_checkpoint(save_moonshine(model, tmp_path / "huggingface"))
     assert {**actual.tensors}.keys() == {**expected.tensors}.keys()
@@ -43,6 +45,7 @@ def test_tensors_are_those_that_were_exported(kind: str, tmp_path: Path):
         for each in (actual, expected)
     )
     assert sizes == others
+    assert actual.dimensions.tied == tied
     tables, expected_tables = (each.dimensions.rotary.tables(9, 16) for each in (actual, expected))
     np.testing.assert_allclose(tables, expected_tables, rtol=1e-6)
 

@@ -103,22 +103,20 @@ def test_the_function_that_it_writes_works(coder):
     assert [function(n) for n in range(6)] == [1, 1, 2, 6, 24, 120]
 
 
-def test_it_calls_a_tool(coder):
+# Free to choose, it leaves out <tool_call>.
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_it_calls_a_tool(coder, choice):
     tools = [{"type": "function", "function": WEATHER}]
     question = [{"role": "user", "content": "What is the weather in Paris in celsius?"}]
     with serving({"coder": coder}) as server:
-        [choice] = (
-            server.client()
-            .chat.completions.create(
-                model="coder",
-                messages=question,
-                tools=tools,
-                tool_choice="required",
-                temperature=0,
-                max_tokens=100,
-            )
-            .choices
+        answer = server.client().chat.completions.create(
+            model="coder",
+            messages=question,
+            tools=tools,
+            tool_choice=choice,
+            temperature=0,
+            max_tokens=100,
         )
-    [call] = choice.message.tool_calls
+    [call] = answer.choices[0].message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris", "unit": "celsius"}

@@ -141,29 +141,34 @@ def read_moonshine(
     config = with_start_token(folder, config)
     dimensions = moonshine_dimensions(config, str(folder / "config.json"))
     own = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-    drop_tied(own, _HEAD, _EMBEDDING)
-    dimensions = replace(dimensions, tied=_HEAD not in own)
+    dimensions, tensors = assemble(dimensions, own, str(folder))
     defaults = _OVER_FRAMES if dimensions.frame else _OVER_SAMPLES
     return Checkpoint(
         dimensions=dimensions,
-        tensors=assemble(dimensions, own, str(folder)),
+        tensors=tensors,
         text=read_text(folder, {**defaults, **config}),
         source=f"Hugging Face folder {folder}",
     )
 
 
 def assemble(
-    dimensions: MoonshineDimensions, own: Mapping[str, StoredTensor], label: str
-) -> LazyTensors:
-    """Fill canonical tensors from those of transformers, without `model.`; see `fill_evenly`."""
+    dimensions: MoonshineDimensions, own: dict[str, StoredTensor], label: str
+) -> tuple[MoonshineDimensions, LazyTensors]:
+    """Fill canonical tensors from those of transformers, without `model.`; see `fill_evenly`.
+
+    The dimensions returned say whether the head is the embedding.
+    """
+    drop_tied(own, _HEAD, _EMBEDDING)
+    dimensions = replace(dimensions, tied=_HEAD not in own)
     layers = f"{dimensions.encoder_layers} and {dimensions.decoder_layers} layers"
-    return fill_evenly(
+    tensors = fill_evenly(
         dimensions,
         NAMES_OVER_FRAMES if dimensions.frame else NAMES_OVER_SAMPLES,
         _canonical(own, dimensions),
         label,
         f"a {dimensions.architecture} model of {layers}",
     )
+    return dimensions, tensors
 
 
 def moonshine_dimensions(config: Mapping[str, Any], label: str) -> MoonshineDimensions:

@@ -3,7 +3,7 @@
 encoder_model.ort and decoder_model_merged.ort were exported from transformers: nodes have the
 names of modules, and small parameters have their own. Matrices have a name of the exporter's and
 are [inputs, outputs]; a quantized one is three constants, NAME_quantized, NAME_scale and
-NAME_zero_point. The head, which is the embedding, was quantized once more.
+NAME_zero_point. A head that is the embedding is there once more, transposed.
 
 tokenizer.bin lists tokens in the order of their ids: the length in a byte, or above 127 in two, low
 seven bits first; then UTF-8. Tokens 3 to 258 are the bytes.
@@ -54,10 +54,10 @@ def _read(folder: Path) -> Checkpoint:
     encoder, decoder = (_Graph(folder / name) for name in (_ENCODER, _DECODER))
     own = {f"encoder.{name}": tensor for name, tensor in encoder.tensors.items()}
     own |= {name.removeprefix("model."): tensor for name, tensor in decoder.tensors.items()}
-    dimensions = _dimensions(own, encoder, decoder)
+    dimensions, tensors = assemble(_dimensions(own, encoder, decoder), own, str(folder))
     return Checkpoint(
         dimensions=dimensions,
-        tensors=assemble(dimensions, own, str(folder)),
+        tensors=tensors,
         text=_text(folder / _TOKENS, dimensions.vocab_size),
         source=f"moonshine-voice folder {folder}",
     )
@@ -175,7 +175,6 @@ def _dimensions(
         start_token=_START,
         source_positions=positions_over_samples(LONGEST),
         target_positions=_TARGET_POSITIONS,
-        tied=False,
     )
 
 
