@@ -52,7 +52,7 @@ class IntegerCodes:
     scales: NDArray[np.floating[Any]]
     group: NDArray[np.int64] | int
     nbytes: int
-    zeros: NDArray[np.uint8] | int = 0
+    zeros: NDArray[np.integer[Any]] | int = 0
     least: NDArray[np.floating[Any]] | None = None
 
     def stored(self) -> StoredTensor:
@@ -133,15 +133,26 @@ class IntegerCodes:
         return of_blocks[..., None].astype("<f2").view(np.uint8)
 
 
-def of_int8(label: str, codes: StoredTensor, scales: NDArray[np.floating[Any]]) -> StoredTensor:
-    """Return a matrix of int8 codes with scales [outputs, groups]."""
+def of_int8(
+    label: str,
+    codes: StoredTensor,
+    scales: NDArray[np.floating[Any]],
+    zeros: NDArray[np.int8] | None = None,
+) -> StoredTensor:
+    """Return a matrix of int8 codes with scales, and perhaps zero points, [outputs, groups]."""
     outputs, inputs = codes.shape
+    if zeros is not None and zeros.shape != scales.shape:
+        raise KvcastError(
+            f"{label} has zero points of shape {list(zeros.shape)} for scales of shape "
+            f"{list(scales.shape)}"
+        )
     return IntegerCodes(
         label=label,
         shape=(outputs, inputs),
         codes=codes.read,
         range=(-128, 127),
         scales=scales,
+        zeros=0 if zeros is None else zeros,
         group=-(-inputs // scales.shape[1]),
         nbytes=codes.nbytes,
     ).stored()
