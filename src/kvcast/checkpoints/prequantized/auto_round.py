@@ -8,19 +8,11 @@ _PACKINGS = {"auto_round:auto_gptq": read_gptq, "auto_round:auto_awq": read_awq}
 
 
 def read_auto_round(fields: Fields, stored: Stored) -> Stored:
-    """Read symmetric codes in either packing, and AWQ's with zero points.
-
-    GPTQ's packing here writes a zero point of 0 over its neighbours.
-    """
     packing = fields.values.get("packing_format", "auto_round:auto_gptq")
     read = _PACKINGS.get(str(packing))
     if read is None or fields.values.get("data_type", "int") != "int":
         raise fields.error(
             f"AutoRound's packing {str(packing)[:40]!r} is not supported: export it as "
             f"{' or '.join(_PACKINGS)}"
-        )
-    if read is read_gptq and not fields.flag("sym", True):
-        raise fields.error(
-            "AutoRound's zero points are not supported: export it as auto_round:auto_awq"
         )
     return read(fields, stored)

@@ -43,9 +43,8 @@ def of_e2m1(packed: StoredTensor, scales: NDArray[np.float32], label: str) -> St
 
 def of_mxfp4(packed: StoredTensor, exponents: StoredTensor, label: str) -> StoredTensor:
     """Do so with e8m0 scales of runs of 32, as ggml's blocks, whose codes kernels keep."""
-    shape = _shape(packed, exponents.shape, label)
-    if shape[-1] != exponents.shape[-1] * BLOCK:
-        return of_e2m1(packed, _powers_of_two(exponents, label), label)
+    if _shape(packed, exponents.shape, label)[-1] != exponents.shape[-1] * BLOCK:
+        raise _contradiction(packed, exponents.shape, label)
     _require_numbers(exponents.read(), label)
     return mxfp4_blocks(replace(packed, read=lambda: _codes(packed)), exponents, label)
 
@@ -78,13 +77,6 @@ def of_nvfp4(packed: StoredTensor, scales: NDArray[np.float32], label: str) -> S
     if _shape(packed, scales.shape, label)[-1] != scales.shape[-1] * _NV_RUN:
         raise _contradiction(packed, scales.shape, label)
     return of_e2m1(packed, scales, label)
-
-
-def _powers_of_two(exponents: StoredTensor, label: str) -> NDArray[np.float32]:
-    """Return e8m0 as numbers; KvcastError if one of them is none."""
-    powers = exponents.read()
-    _require_numbers(powers, label)
-    return np.ldexp(np.float32(1), powers.astype(np.int32) - 127)
 
 
 def _require_numbers(powers: NDArray[np.uint8], label: str) -> None:
