@@ -651,6 +651,8 @@ def spoilt(x):
         (Float8(), changed("weight_scale_inv", lambda x: x[:1]), "scales of shape [1, 1]"),
         (Float8(), changed("weight_scale_inv", spoilt), "a scale is not finite"),
         (Float8(), without("weight"), "has a scale and no codes"),
+        (Float8(), changed("weight_scale_inv", lambda x: x.int()), "has scales of I32, not F32"),
+        (E2m1(library="fp8"), changed("weight", lambda x: x[0]), "for codes of shape [32]"),
         (Int8(), without("weight"), "has no weight"),
         (Bitsandbytes(), without("weight"), "it has no codes"),
         (Bitsandbytes(), without("weight.quant_map"), "has no quant_map"),
@@ -718,6 +720,7 @@ def test_parts_that_contradict_one_another_are_one_line(made, change, words, tmp
         ),
         (Packed(), {"format": "marlin-24"}, "of the format 'marlin-24' is not supported"),
         (Packed(), {"config_groups": {}}, "config_groups must quantize"),
+        (Packed(), {"format": ["x"]}, "of the format \"['x']\" is not supported"),
         (Float8(), {"weight_block_size": [0, 128]}, "weight_block_size must be two"),
     ],
 )

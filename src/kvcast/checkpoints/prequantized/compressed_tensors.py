@@ -46,10 +46,10 @@ def _schemes(fields: Fields) -> Mapping[str, Mapping[str, Any]]:
         weights = group.get("weights") if isinstance(group, dict) else None
         if weights is None:
             continue
-        format_ = group.get("format") or fields.values.get("format")
+        format_ = str(group.get("format") or fields.values.get("format"))
         if format_ not in _READERS:
             raise fields.error(
-                f"compressed-tensors of the format {str(format_)[:40]!r} is not supported: one of "
+                f"compressed-tensors of the format {format_[:40]!r} is not supported: one of "
                 f"{', '.join(_READERS)}"
             )
         if not isinstance(weights, dict) or schemes.setdefault(format_, weights) != weights:

@@ -85,10 +85,10 @@ def _require_numbers(powers: NDArray[np.uint8], label: str) -> None:
 
 
 def _shape(packed: StoredTensor, scales: tuple[int, ...], label: str) -> tuple[int, ...]:
-    *outer, width = packed.shape
-    rows = int(np.prod(outer))
+    outer = packed.shape[:-1]
+    rows = int(np.prod(outer)) if outer else 0
     inputs = packed.nbytes // rows * 2 if rows else 0
-    if not width or tuple(outer) != scales[:-1] or not scales[-1] or inputs % scales[-1]:
+    if not inputs or outer != scales[:-1] or not scales[-1] or inputs % scales[-1]:
         raise _contradiction(packed, scales, label)
     return (*outer, inputs)
 

@@ -9,11 +9,13 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_e2m1, of_mxfp4
 from kvcast.checkpoints.prequantized.float8 import read_fp8
 from kvcast.checkpoints.prequantized.parts import Stored, bases
+from kvcast.errors import KvcastError
 
 _SCALE = "_scale_inv"
 _OTHER_NAMES = (".qscale_weight", ".scale")
 """Of scales: Mistral's, and DeepSeek V4's."""
 _CODES = frozenset({"F8_E4M3", "I8"})
+_SCALES = frozenset({"F32", "F16", "BF16", "F8_E8M0", "U8"})
 _OF_ACTIVATIONS = ".qscale_act"
 
 
@@ -26,6 +28,9 @@ def read_published_fp8(fields: Fields, stored: Stored) -> Stored:
                 stored[f"{base}.weight{_SCALE}"] = stored.pop(f"{base}{ending}")
     for base in bases(stored, _SCALE):
         scale, codes = stored[f"{base}{_SCALE}"], stored.get(base)
+        if not scale.kinds & _SCALES:
+            kind = ", ".join(sorted(scale.kinds))
+            raise KvcastError(f"{fields.label}: matrix {base} has scales of {kind}, not F32")
         if "U8" in scale.kinds:
             scale = replace(scale, kinds=frozenset({"F8_E8M0"}))
             stored[f"{base}{_SCALE}"] = scale
