@@ -1,8 +1,8 @@
 """Pre-quantized folders beside folders of the floats that their codes stand for.
 
 Layouts are written here as the libraries write them (GPTQModel 7.7.0, AutoAWQ 0.2.9,
-compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, MLX 0.32.4), on random
-codes.
+compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, MLX 0.32.4, torchao
+0.18.0, ModelOpt 0.47.0, AutoRound 0.16.1), on random codes.
 """
 
 import json
@@ -57,6 +57,7 @@ class Random:
     symmetric: bool = False
     scales: torch.dtype = torch.float16
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    named = "quantization_config"
 
     def codes(self, *shape):
         return self.random.integers(0, 1 << self.bits, shape)
@@ -76,9 +77,14 @@ class Random:
 class Gptq(Random):
     version: str = "gptq"
     act_order: bool = False
+    auto_round: bool = False
 
     @property
     def config(self):
+        if self.auto_round:
+            packing = {"packing_format": "auto_round:auto_gptq", "sym": self.symmetric}
+            own = {"bits": self.bits, "group_size": self.group, "data_type": "int"}
+            return {"quant_method": "auto-round", **own, **packing}
         return {
             "quant_method": "gptq",
             "bits": self.bits,
@@ -133,18 +139,23 @@ class Awq(Random):
         return parts, ((codes - of_inputs[0]).astype(np.float32) * of_inputs[1]).T
 
 
+def compressed(format_, **weights):
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
 @dataclass
 class Packed(Random):
     whole: bool = False
 
     @property
     def config(self):
-        weights = {"num_bits": self.bits, "type": "int", "symmetric": self.symmetric}
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        }
+        size = None if self.group == -1 else self.group
+        numbers = {"num_bits": self.bits, "group_size": size}
+        return compressed("pack-quantized", **numbers, type="int", symmetric=self.symmetric)
 
     def pack(self, name, outputs, inputs):
         groups = 1 if self.group == -1 else inputs // self.group
@@ -164,38 +175,36 @@ class Packed(Random):
 
 @dataclass
 class Int8(Random):
+    symmetric: bool = True
+
     @property
     def config(self):
-        weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "config_groups": {"group_0": {"weights": weights}},
-        }
+        return compressed("int-quantized", num_bits=8, type="int", symmetric=self.symmetric)
 
     def pack(self, name, outputs, inputs):
         codes = self.random.integers(-128, 128, (outputs, inputs)).astype(np.int8)
-        scales = self.scales_of(outputs, 1)
+        scales, zeros = self.scales_of(outputs, 1), np.zeros((outputs, 1), np.int8)
         parts = {"weight": tensor(codes), "weight_scale": scales, "input_scale": torch.ones(1)}
-        return parts, codes.astype(np.float32) * scales.float().numpy()
+        if not self.symmetric:
+            zeros[:] = self.random.integers(-128, 128, zeros.shape)
+            parts["weight_zero_point"] = tensor(zeros)
+        return parts, (codes - zeros.astype(np.float32)) * scales.float().numpy()
 
 
 @dataclass
 class Float8(Random):
     block: tuple[int, int] | None = (64, 64)
     compressed: str = ""
+    scale: str = "weight_scale_inv"
+    powers: torch.dtype | None = None
 
     @property
     def config(self):
         if not self.compressed:
             return {"quant_method": "fp8", "weight_block_size": self.block and list(self.block)}
-        weights = {"num_bits": 8, "type": "float", "strategy": self.compressed}
-        weights["block_structure"] = list(self.block) if self.block else None
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "config_groups": {"group_0": {"weights": weights}},
-        }
+        block = list(self.block) if self.block else None
+        how = {"strategy": self.compressed, "block_structure": block}
+        return compressed("float-quantized", num_bits=8, type="float", **how)
 
     def pack(self, name, outputs, inputs):
         bits = self.random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
@@ -206,7 +215,11 @@ class Float8(Random):
             rows, columns = 1, inputs
         counts = (-(-outputs // rows), -(-inputs // columns))
         scales = self.scales_of(*counts)
-        wide = scales.float().repeat_interleave(rows, 0)[:outputs]
+        if self.powers:
+            exponents = tensor(self.random.integers(0, 240, counts).astype(np.uint8))
+            scales = exponents.view(self.powers)
+        wide = exponents.view(torch.float8_e8m0fnu).float() if self.powers else scales.float()
+        wide = wide.repeat_interleave(rows, 0)[:outputs]
         wide = wide.repeat_interleave(columns, 1)[:, :inputs]
         if self.block is None and self.compressed != "channel":
             scales = scales.reshape([1] if self.compressed else [])
@@ -214,7 +227,7 @@ class Float8(Random):
         if self.compressed:
             parts["weight_scale"] = scales
         else:
-            parts |= {"weight_scale_inv": scales, "activation_scale": torch.tensor(1.0)}
+            parts |= {self.scale: scales, "activation_scale": torch.tensor(1.0)}
         return parts, (codes.float() * wide).numpy()
 
 
@@ -267,18 +280,151 @@ class BitsandbytesInt8(Random):
         return parts, codes.astype(np.float32) * (largest * step)[:, None]
 
 
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
 @dataclass
-class Mlx(Random):
+class E2m1(Random):
+    """MXFP4 (runs of 32) and NVFP4 (of 16), as each library names their parts."""
+
+    library: str = "compressed-tensors"
+    run: int = 32
+    powers: tuple[int, int] = (0, 250)
+
+    @property
+    def named(self):
+        return "quantization" if self.library == "mlx" else "quantization_config"
+
     @property
     def config(self):
-        return {"bits": self.bits, "group_size": self.group, "mode": "affine"}
+        kind = {32: "mxfp4", 16: "nvfp4"}[self.run]
+        match self.library:
+            case "compressed-tensors":
+                how = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": self.run}
+                return compressed(f"{kind}-pack-quantized", **how)
+            case "mlx":
+                return {"bits": 4, "group_size": self.run, "mode": kind}
+            case "modelopt":
+                return {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        return {"quant_method": "fp8", "weight_block_size": [64, 64]}
 
     def pack(self, name, outputs, inputs):
-        codes = self.codes(outputs, inputs)
+        codes = self.random.integers(0, 16, (outputs, inputs))
+        packed = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+        stored, scales = self._scales(outputs, inputs // self.run)
+        match self.library:
+            case "compressed-tensors":
+                parts = {"weight_packed": tensor(packed), "weight_scale": stored}
+                if self.run == 16:
+                    parts["weight_global_scale"] = torch.tensor([37.3])
+                    parts["input_global_scale"] = torch.ones(1)
+                    scales = scales / np.float32(37.3)
+            case "mlx":
+                parts = {"weight": tensor(packed.view("<u4")), "scales": stored.view(torch.uint8)}
+            case "modelopt":
+                parts = {"weight": tensor(packed), "weight_scale": stored}
+                parts |= {"weight_scale_2": torch.tensor(0.0123), "input_scale": torch.tensor(1.0)}
+                scales = scales * np.float32(0.0123)
+            case _:
+                powers = stored.view(torch.float8_e8m0fnu)
+                parts = {"weight": tensor(packed.view(np.int8)), "scale": powers}
+        numbers = np.concatenate([NUMBERS, -NUMBERS])[codes]
+        return parts, numbers * scales.repeat(self.run, 1)
+
+    def _scales(self, *counts):
+        if self.run == 32:
+            powers = self.random.integers(*self.powers, counts).astype(np.uint8)
+            return tensor(powers), np.ldexp(np.float32(1), powers.astype(np.int32) - 127)
+        bits = self.random.integers(0, 127, counts).astype(np.uint8)
+        scales = tensor(bits).view(torch.float8_e4m3fn)
+        return scales, scales.float().numpy()
+
+
+@dataclass
+class Mxfp8(Random):
+    library: str = "compressed-tensors"
+
+    @property
+    def named(self):
+        return "quantization" if self.library == "mlx" else "quantization_config"
+
+    @property
+    def config(self):
+        if self.library == "mlx":
+            return {"bits": 8, "group_size": 32, "mode": "mxfp8"}
+        return compressed("mxfp8-quantized", num_bits=8, type="float", group_size=32)
+
+    def pack(self, name, outputs, inputs):
+        made = Float8(block=(1, 32), powers=torch.uint8, random=self.random)
+        parts, values = made.pack(name, outputs, inputs)
+        codes, powers = parts["weight"], parts["weight_scale_inv"]
+        if self.library == "mlx":
+            return {"weight": codes.view(torch.uint32), "scales": powers}, values
+        return {"weight": codes, "weight_scale": powers}, values
+
+
+@dataclass
+class Torchao(Random):
+    """A byte for each code."""
+
+    @property
+    def config(self):
+        number = {"_type": "torch.dtype", "_data": f"int{self.bits}"}
+        of_all = {"_type": "IntxWeightOnlyConfig", "_data": {"weight_dtype": number}}
+        return {"quant_method": "torchao", "quant_type": {"default": of_all}}
+
+    def pack(self, name, outputs, inputs):
+        least, most = -(1 << (self.bits - 1)), 1 << (self.bits - 1)
+        codes = self.random.integers(least, most, (outputs, inputs)).astype(np.int8)
+        groups = 1 if self.group == -1 else inputs // self.group
+        zeros = self.random.integers(least, most, (outputs, groups)).astype(np.int8)
+        zeros *= not self.symmetric
+        scales = self.scales_of(outputs, groups)
+        parts = {"_weight_qdata": tensor(codes), "_weight_scale": scales}
+        parts["_weight_zero_point"] = tensor(zeros)
+        of_inputs = [x.repeat(inputs // groups, 1) for x in (zeros, scales.float().numpy())]
+        return parts, (codes - of_inputs[0].astype(np.float32)) * of_inputs[1]
+
+
+@dataclass
+class TorchaoFloat8(Random):
+    config = {"quant_method": "torchao", "quant_type": {"default": {}}}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        made = Float8(block=None, compressed="channel", scales=torch.float32, random=self.random)
+        parts, values = made.pack(name, outputs, inputs)
+        return {"_weight_qdata": parts["weight"], "_weight_scale": parts["weight_scale"]}, values
+
+
+@dataclass
+class ModeloptFloat8(Random):
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        made = Float8(block=None, scales=torch.float32, random=self.random)
+        parts, values = made.pack(name, outputs, inputs)
+        scales = {"weight_scale": parts["weight_scale_inv"], "input_scale": torch.tensor(1.0)}
+        return {"weight": parts["weight"], **scales}, values
+
+
+@dataclass
+class Mlx(Random):
+    named = "quantization"
+    of_up: int = 0
+    """Bits of one layer that has its own."""
+
+    @property
+    def config(self):
+        own = {UP: {"bits": self.of_up, "group_size": self.group}} if self.of_up else {}
+        return {"bits": self.bits, "group_size": self.group, "mode": "affine", **own}
+
+    def pack(self, name, outputs, inputs):
+        bits = self.of_up if self.of_up and name.startswith(UP) else self.bits
+        codes = self.random.integers(0, 1 << bits, (outputs, inputs))
         scales = self.scales_of(outputs, inputs // self.group)
         scales[::2] *= -1
         biases = self.scales_of(outputs, inputs // self.group) * 8
-        packed = tensor(words(codes, self.bits).view(np.uint32))
+        packed = tensor(words(codes, bits).view(np.uint32))
         parts = {"weight": packed, "scales": scales, "biases": biases}
         wide = [x.float().numpy().repeat(self.group, 1) for x in (scales, biases)]
         return parts, codes.astype(np.float32) * wide[0] + wide[1]
@@ -329,13 +475,32 @@ FORMATS = {
     "float-quantized, channels": (Float8(block=None, compressed="channel"), "F8_E4M3"),
     "float-quantized, tensors": (Float8(block=None, compressed="tensor"), "F8_E4M3"),
     "float-quantized, blocks": (Float8(compressed="block"), "F8_E4M3"),
+    "int-quantized, zero points": (Int8(symmetric=False), None),
+    "FP8, qscale_weight": (Float8(scale="qscale_weight", scales=torch.bfloat16), "F8_E4M3"),
+    "FP8, scales in e8m0": (Float8(scale="scale", powers=torch.float8_e8m0fnu), "F8_E4M3"),
+    "FP8, scales in bytes": (Float8(block=(1, 32), powers=torch.uint8), "F8_E4M3"),
+    "FP8, pairs of e2m1": (E2m1(library="fp8"), "MXFP4"),
+    "mxfp4-pack-quantized": (E2m1(), "MXFP4"),
+    "nvfp4-pack-quantized": (E2m1(run=16), None),
+    "mxfp8-quantized": (Mxfp8(), "F8_E4M3"),
+    "MLX mxfp4": (E2m1(library="mlx"), "MXFP4"),
+    "MLX nvfp4": (E2m1(library="mlx", run=16), None),
+    "MLX mxfp8": (Mxfp8(library="mlx"), "F8_E4M3"),
+    "MLX, one layer of other bits": (Mlx(of_up=6), "Q4_1"),
+    "ModelOpt FP8": (ModeloptFloat8(), "F8_E4M3"),
+    "ModelOpt NVFP4": (E2m1(library="modelopt", run=16), None),
+    "AutoRound": (Gptq(auto_round=True), "INT4_ZERO_POINT"),
+    "torchao int8": (Torchao(bits=8, group=-1, symmetric=True), "Q8_0"),
+    "torchao int4": (Torchao(symmetric=True), "Q4_0"),
+    "torchao int4, zero points": (Torchao(), "INT4_ZERO_POINT"),
+    "torchao float8": (TorchaoFloat8(), "F8_E4M3"),
 }
 # 3 bits span -7 .. 7 with any zero point, 2 bits -3 .. 3.
 
 
-def folders(path, made, model_type="llama"):
+def folders(path, made, model_type="llama", **sizes):
     """Return a folder of floats and one of codes, whose matrices of layers stand for the same."""
-    model = random_decoder(model_type, **SIZES)
+    model = random_decoder(model_type, **SIZES | sizes)
     floats, codes = (save_decoder(model, path / name) for name in ("floats", "codes"))
     packed, plain = {}, {}
 
@@ -352,8 +517,7 @@ def folders(path, made, model_type="llama"):
 
     rewrite_weights(floats, fill)
     rewrite_weights(codes, lambda _: packed)
-    named = "quantization" if isinstance(made, Mlx) else "quantization_config"
-    edit_json(codes / "config.json", **{named: made.config})
+    edit_json(codes / "config.json", **{made.named: made.config})
     return floats, codes
 
 
@@ -373,11 +537,16 @@ def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
         np.testing.assert_array_equal(matrix, floats.tensors[DOWN])
 
 
-@pytest.mark.parametrize(
-    "name", ["GPTQ, symmetric", "AWQ", "int-quantized", "FP8 with one scale", "bitsandbytes, nf4"]
-)
+KERNELS = {
+    **{name: FORMATS[name] for name in ("GPTQ, symmetric", "AWQ", "int-quantized")},
+    **{name: FORMATS[name] for name in ("FP8 with one scale", "bitsandbytes, nf4")},
+    "mxfp4-pack-quantized": (E2m1(powers=(118, 124)), "MXFP4"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_own_kernels_run_what_codes_stand_for(name, tmp_path):
-    made, encoding = FORMATS[name]
+    made, encoding = KERNELS[name]
     opened = [open_checkpoint(folder) for folder in folders(tmp_path, made)]
     precisions = [
         BundlePrecision(quantize="none"),
@@ -418,6 +587,79 @@ def stored_as(tensors, name):
     return rows and rows.kinds()
 
 
+def test_codes_of_more_bits_than_said_are_one_line(tmp_path):
+    _, codes = folders(tmp_path, Torchao())
+    rewrite_weights(codes, changed("_weight_qdata", lambda x: x.fill_(9)))
+    tensors = open_checkpoint(codes).tensors
+    name = "decoder.layers.1.feed_forward.gate_up.weight"
+    assert "a code has more than 4 bits" in one_line(KvcastError, tensors.__getitem__, name)
+
+
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "deepseek_v3": {
+        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
+        **{"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8},
+        **{"v_head_dim": 8, "head_dim": 8},
+    },
+}
+OF_EXPERTS = {
+    "FP8": Float8(block=(32, 32)),
+    "FP8, scales in e8m0": Float8(scale="scale", powers=torch.float8_e8m0fnu),
+    "GPTQ": Gptq(),
+    "AWQ": Awq(group=32),
+    "pack-quantized": Packed(scales=torch.bfloat16),
+    "nvfp4-pack-quantized": E2m1(run=16),
+    "ModelOpt NVFP4": E2m1(library="modelopt", run=16),
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [*(("qwen3_moe", name) for name in OF_EXPERTS), ("deepseek_v3", "FP8")],
+)
+def test_codes_of_listed_experts(model_type, name, tmp_path):
+    made = folders(tmp_path, OF_EXPERTS[name], model_type, **EXPERTS[model_type])
+    floats, codes = map(open_checkpoint, made)
+    assert set(codes.tensors) == set(floats.tensors)
+    for own, expected in floats.tensors.items():
+        np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
+
+
+@pytest.mark.parametrize("block", [(32, 32), None])
+def test_codes_of_stacked_experts(block, tmp_path):
+    model = random_decoder("qwen3_moe", **SIZES | EXPERTS["qwen3_moe"])
+    floats, codes = tmp_path / "floats", tmp_path / "codes"
+    for folder in (floats, codes):
+        save_decoder(model, folder, save_original_format=False)
+    made, plain, packed = Float8(block=block), {}, {}
+
+    def fill(tensors):
+        for name, matrices in tensors.items():
+            packed[name] = plain[name] = matrices
+            if matrices.dim() != 3:
+                continue
+            # Gates and what they gate have a scale each.
+            halves = 2 if block is None and "gate_up" in name else 1
+            outputs, inputs = matrices.shape[1] // halves, matrices.shape[2]
+            each = [made.pack(name, outputs, inputs) for _ in range(len(matrices) * halves)]
+            packed[name] = torch.stack([parts["weight"] for parts, _ in each])
+            packed[name] = packed[name].reshape(matrices.shape)
+            scales = torch.stack([parts["weight_scale_inv"] for parts, _ in each])
+            counts = (halves, 1) if block is None else scales.shape[1:]
+            packed[f"{name}_scale_inv"] = scales.reshape(len(matrices), *counts)
+            plain[name] = tensor(np.stack([numbers for _, numbers in each])).reshape(matrices.shape)
+        return plain
+
+    rewrite_weights(floats, fill)
+    rewrite_weights(codes, lambda _: packed)
+    edit_json(codes / "config.json", quantization_config=made.config)
+    expected = open_checkpoint(floats).tensors
+    for own, numbers in open_checkpoint(codes).tensors.items():
+        np.testing.assert_array_equal(numbers, expected[own], err_msg=own)
+
+
 def changed(name, change):
     return lambda tensors: tensors | {f"{UP}.{name}": change(tensors[f"{UP}.{name}"]).contiguous()}
 
@@ -449,6 +691,8 @@ def spoilt(x):
         (Float8(), changed("weight_scale_inv", lambda x: x[:1]), "scales of shape [1, 1]"),
         (Float8(), changed("weight_scale_inv", spoilt), "a scale is not finite"),
         (Float8(), without("weight"), "has a scale and no codes"),
+        (Float8(), changed("weight_scale_inv", lambda x: x.int()), "has scales of I32, not F32"),
+        (E2m1(library="fp8"), changed("weight", lambda x: x[0]), "for codes of shape [32]"),
         (Int8(), without("weight"), "has no weight"),
         (Bitsandbytes(), without("weight"), "it has no codes"),
         (Bitsandbytes(), without("weight.quant_map"), "has no quant_map"),
@@ -457,6 +701,31 @@ def spoilt(x):
         (Bitsandbytes(), changed(f"weight.{STATE}", lambda x: x[1:]), "is no JSON object"),
         (Bitsandbytes(nested=True), changed("weight.absmax", lambda x: x[1:]), "not of 96 blocks"),
         (BitsandbytesInt8(), changed("SCB", lambda x: x[1:]), "SCB has shape [95], expected [96]"),
+        (E2m1(), changed("weight_scale", lambda x: x.fill_(255)), "a scale is not finite"),
+        (E2m1(), changed("weight_scale", lambda x: x[1:]), "scales of shape [95, 2]"),
+        (E2m1(), changed("weight_packed", lambda x: x[:, :31]), "for codes of shape [96, 31]"),
+        (E2m1(run=16), changed("weight_global_scale", lambda x: x * 0), "a scale is not finite"),
+        (E2m1(run=16), changed("weight_scale", lambda x: x[:, :2]), "scales of shape [96, 2]"),
+        (E2m1(run=16), without("weight_global_scale"), "it is mxfp4-pack-quantized, but"),
+        (E2m1(library="mlx"), changed("scales", lambda x: x[:, :1]), "scales has shape [96, 1]"),
+        (E2m1(library="fp8"), changed("scale", lambda x: x[:1]), "scales of shape [1, 2]"),
+        (
+            E2m1(library="modelopt", run=16),
+            changed("weight_scale_2", lambda x: x.repeat(2)),
+            "weight_scale_2 has 2 numbers",
+        ),
+        (E2m1(library="modelopt", run=16), without("weight_scale_2"), "has no weight_scale_2"),
+        (Int8(symmetric=False), changed("weight_zero_point", lambda x: x[1:]), "zero points of"),
+        (
+            Packed(symmetric=True),
+            changed("weight_scale", lambda x: x[:, :1]),
+            "weight_scale has shape [96, 1] for groups of 32",
+        ),
+        (Packed(), changed("weight_packed", lambda x: x.byte()), "it is mxfp4-pack-quantized, but"),
+        (Torchao(), changed("_weight_scale", lambda x: x[1:]), "_weight_scale has shape [95, 2]"),
+        (Torchao(), changed("_weight_scale", spoilt), "a scale is not finite"),
+        (Torchao(), changed("_weight_zero_point", lambda x: x[1:]), "contradict one another"),
+        (Torchao(), changed("_weight_qdata", lambda x: x.int()), "_weight_qdata is I32, not I8"),
         (Mlx(), without("biases"), "has no biases"),
         (Mlx(), changed("biases", spoilt), "a scale is not finite"),
         (Mlx(), changed("scales", lambda x: x[:, 1:]), "scales has shape [96, 1]"),
@@ -476,14 +745,26 @@ def test_parts_that_contradict_one_another_are_one_line(made, change, words, tmp
         (Gptq(), {"checkpoint_format": "gptq_p"}, "checkpoint_format 'gptq_p' is not supported"),
         (Gptq(), {"group_size": 0}, "group_size must be a whole number above 0, or -1"),
         (Awq(), {"version": "gemv"}, "AWQ other than gemm of 4 bits is not supported"),
-        (Mlx(), {"mode": "mxfp4"}, "MLX's mode 'mxfp4' of 4 bits is not supported"),
+        (Mlx(), {"mode": "mxfp6"}, "MLX's mode 'mxfp6' of 4 bits is not supported"),
+        (E2m1(library="mlx"), {"group_size": 64}, "groups of 64 are not supported in mode mxfp4"),
+        (ModeloptFloat8(), {"quant_algo": "W4A8_AWQ"}, "ModelOpt's 'W4A8_AWQ' is not supported"),
+        (
+            Gptq(auto_round=True, symmetric=True),
+            {"packing_format": "auto_round:llm_compressor"},
+            "AutoRound's packing 'auto_round:llm_compressor' is not supported: export it as",
+        ),
+        (
+            Packed(),
+            {"transform_config": {"config_groups": {}}},
+            "transform_config is not supported",
+        ),
         (Packed(), {"format": "marlin-24"}, "of the format 'marlin-24' is not supported"),
         (Packed(), {"config_groups": {}}, "config_groups must quantize"),
+        (Packed(), {"format": ["x"]}, "of the format \"['x']\" is not supported"),
         (Float8(), {"weight_block_size": [0, 128]}, "weight_block_size must be two"),
     ],
 )
 def test_other_variants_are_one_line(made, config, words, tmp_path):
     _, codes = folders(tmp_path, made)
-    named = "quantization" if isinstance(made, Mlx) else "quantization_config"
-    edit_json(codes / "config.json", **{named: {**made.config, **config}})
+    edit_json(codes / "config.json", **{made.named: {**made.config, **config}})
     assert words in one_line(KvcastError, open_checkpoint, codes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.writing import seal
-from mutation.damage import damaged_bytes, lying_json
+from mutation.damage import damaged_bytes, lying_json, lying_parts
 
 Damage = Callable[[np.random.Generator, bytes], bytes]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
@@ -212,6 +212,26 @@ def _write_moonshine(folder: Path) -> None:
     write_moonshine_graphs(model, folder / "voice", "uint8")
 
 
+def _write_prequantized(folder: Path) -> None:
+    """Write the folder of codes of a format of each library."""
+    from checkpoints.test_prequantized import FORMATS as PREQUANTIZED
+    from checkpoints.test_prequantized import folders
+
+    kinds = (
+        "GPTQ, groups in another order",
+        "AWQ",
+        "pack-quantized 4 bits",
+        "FP8 in ragged blocks",
+    )
+    kinds += ("bitsandbytes, scales in codes", "MLX 4 bits", "MLX mxfp4", "torchao int4")
+    kinds += ("nvfp4-pack-quantized", "ModelOpt NVFP4")
+    for number, kind in enumerate(kinds):
+        floats, codes = folders(folder / "made", PREQUANTIZED[kind][0])
+        shutil.rmtree(floats)
+        codes.rename(folder / str(number))
+    shutil.rmtree(folder / "made")
+
+
 def _write_adapter(folder: Path) -> None:
     """Write an adapter beside its model."""
     from checkpoints.refusals import WHOLE
@@ -285,6 +305,7 @@ _SOURCE_TEXT = ("source-text", _write_source_tokenizers)
 _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
 _GGUF = ("gguf", _write_gguf)
+_PREQUANTIZED = ("prequantized", _write_prequantized)
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
 _MOONSHINE = ("moonshine-voice", _write_moonshine)
 _BERGAMOT = ("bergamot", _write_checkpoints("bergamot"))
@@ -310,6 +331,9 @@ FORMATS: Mapping[str, Format] = {
     "model.*.bin": Format(*_BERGAMOT, damaged_bytes, "model.*.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
+    "prequantized": Format(*_PREQUANTIZED, damaged_bytes, "*.safetensors", _use_checkpoint),
+    "prequantized config.json": Format(*_PREQUANTIZED, lying_json, "config.json", _use_checkpoint),
+    "prequantized parts": Format(*_PREQUANTIZED, lying_parts, "*.safetensors", _use_checkpoint),
     "adapter_config.json": Format(
         "adapter", _write_adapter, lying_json, "adapter_config.json", _use_adapter
     ),

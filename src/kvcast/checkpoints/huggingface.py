@@ -15,7 +15,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
 from kvcast.checkpoints.lora import Adapter, merge
 from kvcast.checkpoints.peft import is_peft, read_peft
-from kvcast.checkpoints.prequantized.table import METHODS, MLX, read_prequantized
+from kvcast.checkpoints.prequantized.table import METHODS, MLX, MODELOPT, read_prequantized
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
 from kvcast.checkpoints.speech.canary import CANARY
@@ -30,8 +30,9 @@ from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputMissingError, KvcastError
 
 _WEIGHTS = "model.safetensors"
-# Configurations that GPTQ, AWQ and ModelOpt add to the model's.
-_OF_CODES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+# Configurations that GPTQ and AWQ add to the model's.
+_OF_CODES = ("quantize_config.json", "quant_config.json")
+_OF_MODELOPT = "hf_quant_config.json"
 _NOT_READ = "which is not read: give the model that it was made from, or a GGUF file of it"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "model.safetensors.index.json"
@@ -132,8 +133,8 @@ def _quantization(
     config: Mapping[str, Any], path: Path, known: str | None
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return the method and its fields; None if no matrix is quantized, or as the type has them."""
-    if isinstance(own := config.get("quantization"), dict) and "group_size" in own:
-        return MLX, own
+    if isinstance(of_mlx := config.get("quantization"), dict) and "group_size" in of_mlx:
+        return MLX, of_mlx
     for name in ("quantization_config", "compression_config"):
         if fields := config.get(name):
             kind = fields.get("quant_method") if isinstance(fields, dict) else None
@@ -141,6 +142,9 @@ def _quantization(
                 return str(kind), fields
             if kind is None or kind != known:
                 raise KvcastError(f"{path}: {name} of the kind {str(kind)[:40]!r}, {_NOT_READ}")
+    if (own := path.parent / _OF_MODELOPT).is_file():
+        fields = read_json_object(own).get("quantization")
+        return MODELOPT, fields if isinstance(fields, dict) else {}
     for name in _OF_CODES:
         if (path.parent / name).is_file():
             raise KvcastError(f"{path.parent} holds weights in codes ({name}), {_NOT_READ}")

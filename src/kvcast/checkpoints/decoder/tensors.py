@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
-from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.checkpoints.prequantized.float4 import mxfp4_blocks
 from kvcast.checkpoints.tensor_names import apply_change, by_part, join_flat, pick, reorder
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.mixers import ATTENTION
-from kvcast.spec.stored_matrices import Encoding, unpack_nibbles
+from kvcast.spec.stored_matrices import BLOCK, unpack_nibbles
 
 _QUERY, _GATE = "self_attn.q_proj.weight", "self_attn.gate.weight"
 
@@ -309,7 +309,6 @@ CODES = "mxfp4"
 _EXPERTS = ".mlp.experts."
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _IN_TURNS = ".gate_up_proj"
-_BLOCK = 32
 
 
 def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, StoredTensor]:
@@ -358,26 +357,10 @@ def _of_floats(tensor: StoredTensor, name: str) -> StoredTensor:
 
 
 def _of_codes(blocks: StoredTensor, scales: StoredTensor, name: str) -> StoredTensor:
-    if blocks.shape != (*scales.shape, _BLOCK // 2) or len(scales.shape) != 3:
+    if blocks.shape != (*scales.shape, BLOCK // 2) or len(scales.shape) != 3:
         return blocks  # of a shape that no configuration asks for
-    experts, outputs, groups = scales.shape
-    shape = (experts, outputs, groups * _BLOCK)
-
-    def matrix() -> StoredTensor:
-        first, second = np.split(unpack_nibbles(blocks.read()), 2, -1)
-        raw = np.concatenate([scales.read()[..., None], first | (second << 4)], -1)
-        rows = np.ascontiguousarray(_apart(raw, name)).reshape(-1)
-        stacked = (experts * outputs, shape[2])
-        return GgufTensor(label=name, type=Encoding.MXFP4, shape=stacked, raw=rows).stored()
-
-    return StoredTensor(
-        shape=shape,
-        read=lambda: matrix().read().reshape(shape),
-        blocks=lambda: matrix().blocks(),  # type: ignore[misc]
-        rows=lambda: matrix().rows(),  # type: ignore[misc]
-        kinds=frozenset({Encoding.MXFP4.name}),
-        nbytes=blocks.nbytes + scales.nbytes,
-    )
+    codes = replace(blocks, read=lambda: _apart(unpack_nibbles(blocks.read()), name))
+    return mxfp4_blocks(codes, replace(scales, read=lambda: _apart(scales.read(), name)), name)
 
 
 def _apart(rows: NDArray[np.generic], name: str) -> NDArray[np.generic]:

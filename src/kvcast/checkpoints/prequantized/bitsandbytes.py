@@ -72,7 +72,7 @@ def _of_table(parts: Parts, state_name: str) -> StoredTensor:
         groups = np.ascontiguousarray(scales.repeat(size // BLOCK)[: count // BLOCK, None], "<f4")
         raw = np.hstack([groups.view(np.uint8), nibbles(codes().reshape(-1, BLOCK))]).reshape(-1)
         release(packed.read())
-        return FileRows.of(raw, *shape, Encoding.NF4)
+        return FileRows.of(raw, shape[0], shape[1], Encoding.NF4)
 
     stored = StoredTensor(shape=shape, read=read, kinds=frozenset({"codes"}), nbytes=packed.nbytes)
     if shape[1] % BLOCK or size % BLOCK or not np.array_equal(table, _NF4):

@@ -1,6 +1,7 @@
-"""compressed-tensors 0.12 and 0.20: integers, in words or not, and float8."""
+"""compressed-tensors 0.12 and 0.20: integers, in words or not, float8 and e2m1."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,37 +9,80 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.prequantized.float8 import block_size, of_fp8
+from kvcast.checkpoints.prequantized.float4 import of_mxfp4, of_nvfp4
+from kvcast.checkpoints.prequantized.float8 import block_size, e4m3, of_fp8
 from kvcast.checkpoints.prequantized.integer_codes import WORD, IntegerCodes, of_int8, stream
-from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases, group_of
+from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases, group_of, group_size
+from kvcast.spec.stored_matrices import BLOCK
+
+_UNUSED = (".input_scale", ".output_scale", ".input_global_scale", ".weight_zero_point")
+"""Of activations, and of symmetric codes."""
+_WITH_ZEROS = ("pack-quantized", "int-quantized")
 
 
 def read_compressed_tensors(fields: Fields, stored: Stored) -> Stored:
-    scheme = _scheme(fields)
+    schemes = _schemes(fields)
     for base in bases(stored, ".weight_packed"):
-        stored[f"{base}.weight"] = _packed(Parts(stored, base, fields.label), scheme)
+        parts = Parts(stored, base, fields.label)
+        stored[f"{base}.weight"] = _of_format(parts, _format_of_packed(parts), schemes)
     for base in bases(stored, ".weight_scale"):
-        stored[f"{base}.weight"] = _unpacked(Parts(stored, base, fields.label), scheme)
+        parts = Parts(stored, base, fields.label)
+        stored[f"{base}.weight"] = _of_format(parts, _format_of_whole(parts), schemes)
     for name in list(stored):
-        if name.endswith((".input_scale", ".output_scale", ".weight_zero_point")):
+        if name.endswith(_UNUSED):
             del stored[name]
     return stored
 
 
-def _scheme(fields: Fields) -> Mapping[str, Any]:
-    """Return the arguments of weights, which all groups share."""
-    formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-    if (name := fields.values.get("format")) not in formats:
-        raise fields.error(
-            f"compressed-tensors of the format {str(name)[:40]!r} is not supported: one of "
-            f"{', '.join(formats)}"
-        )
+def _schemes(fields: Fields) -> Mapping[str, Mapping[str, Any]]:
+    """Return the arguments of weights by format; groups of one format share them."""
+    for name in ("transform_config", "sparsity_config"):
+        given = fields.group(name)
+        if given and given.values.get("format") != "dense" and given.values:
+            raise fields.error(f"{name} is not supported: save the model without it")
     groups = fields.values.get("config_groups")
-    given = list(groups.values()) if isinstance(groups, dict) else []
-    weights = [group.get("weights") for group in given if isinstance(group, dict)]
-    if not weights or not isinstance(weights[0], dict) or any(w != weights[0] for w in weights):
-        raise fields.error("config_groups must quantize the weights of all groups alike")
-    return weights[0]
+    schemes: dict[str, Mapping[str, Any]] = {}
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if weights is None:
+            continue
+        format_ = str(group.get("format") or fields.values.get("format"))
+        if format_ not in _READERS:
+            raise fields.error(
+                f"compressed-tensors of the format {format_[:40]!r} is not supported: one of "
+                f"{', '.join(_READERS)}"
+            )
+        if not isinstance(weights, dict) or schemes.setdefault(format_, weights) != weights:
+            raise fields.error("config_groups must quantize the weights of a format alike")
+    if not schemes:
+        raise fields.error("config_groups must quantize weights")
+    return schemes
+
+
+def _format_of_packed(parts: Parts) -> str:
+    if not parts.is_of("weight_packed", "U8"):
+        return "pack-quantized"
+    has_factor = parts.has("weight_global_scale")
+    return "nvfp4-pack-quantized" if has_factor else "mxfp4-pack-quantized"
+
+
+def _format_of_whole(parts: Parts) -> str:
+    if parts.is_of("weight_scale", "U8"):
+        return "mxfp8-quantized"
+    return "float-quantized" if parts.is_of("weight", "F8_E4M3") else "int-quantized"
+
+
+def _of_format(
+    parts: Parts, format_: str, schemes: Mapping[str, Mapping[str, Any]]
+) -> StoredTensor:
+    scheme = schemes.get(format_)
+    if scheme is None and format_ in ("int-quantized", "float-quantized"):
+        scheme = schemes.get("naive-quantized")
+    if scheme is None:
+        raise parts.error(f"it is {format_}, but config_groups have only {', '.join(schemes)}")
+    if scheme.get("symmetric") is False and format_ not in _WITH_ZEROS:
+        raise parts.error(f"{format_} with zero points is not supported")
+    return _READERS[format_](parts, scheme)
 
 
 def _packed(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
@@ -69,7 +113,9 @@ def _packed(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
         zeros = unpack(words.T, outputs).T
         if zeros.shape != scales.shape:
             raise parts.error("weight_zero_point and weight_scale contradict one another")
-    size = -(-inputs // scales.shape[1])
+    size = group_size(Fields(values={}, label=parts.label), scheme.get("group_size") or -1, inputs)
+    if -(-inputs // size) != scales.shape[1]:
+        raise parts.error(f"weight_scale has shape {list(scales.shape)} for groups of {size}")
     return IntegerCodes(
         label=parts.label,
         shape=(outputs, inputs),
@@ -89,17 +135,48 @@ def _scales(parts: Parts, outputs: int) -> NDArray[np.floating[Any]]:
     return tensor.read()
 
 
-def _unpacked(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
-    codes = parts.matrix("weight", "I8", "F8_E4M3")
-    if "F8_E4M3" in codes.kinds:
-        return _float8(parts, codes, scheme)
-    return of_int8(parts.label, codes, _scales(parts, codes.shape[0]))
+def _int8(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
+    codes = parts.matrix("weight", "I8")
+    scales, zeros = _scales(parts, codes.shape[0]), None
+    if parts.has("weight_zero_point"):
+        zeros = parts.matrix("weight_zero_point", "I8").read()
+    return of_int8(parts.label, codes, scales, zeros)
 
 
-def _float8(parts: Parts, codes: StoredTensor, scheme: Mapping[str, Any]) -> StoredTensor:
+def _float8(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
+    codes = parts.matrix("weight", "F8_E4M3")
     scale, block = parts.take("weight_scale", "F32", "F16", "BF16"), None
     if scheme.get("strategy") == "block":
         block = block_size(Fields(values={}, label=parts.label), scheme.get("block_structure"))
     elif scale.shape == (codes.shape[0], 1):
         block = (1, codes.shape[1])
     return of_fp8(codes, scale, block, parts.label)
+
+
+def _mxfp8(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
+    codes, powers = parts.matrix("weight", "F8_E4M3"), parts.matrix("weight_scale", "U8")
+    powers = replace(powers, kinds=frozenset({"F8_E8M0"}))
+    return of_fp8(codes, powers, (1, BLOCK), parts.label)
+
+
+def _mxfp4(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
+    packed = parts.matrix("weight_packed", "U8")
+    return of_mxfp4(packed, parts.matrix("weight_scale", "U8", "F8_E8M0"), parts.label)
+
+
+def _nvfp4(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
+    packed, scales = parts.matrix("weight_packed", "U8"), parts.matrix("weight_scale", "F8_E4M3")
+    divisor = parts.floats("weight_global_scale", (1,)).astype(np.float32)
+    with np.errstate(all="ignore"):  # what is not finite is refused
+        return of_nvfp4(packed, e4m3(scales.read()) / divisor, parts.label)
+
+
+_READERS: Mapping[str, Callable[[Parts, Mapping[str, Any]], StoredTensor]] = {
+    "pack-quantized": _packed,
+    "int-quantized": _int8,
+    "float-quantized": _float8,
+    "naive-quantized": _int8,
+    "nvfp4-pack-quantized": _nvfp4,
+    "mxfp4-pack-quantized": _mxfp4,
+    "mxfp8-quantized": _mxfp8,
+}

@@ -46,6 +46,8 @@ def of_fp8(
     if "F8_E4M3" not in codes.kinds or len(codes.shape) < MATRIX:
         raise KvcastError(f"{label} is no matrix of float8_e4m3fn")
     *stacked, outputs, inputs = codes.shape
+    if block is None and stacked and scale.shape == (*stacked, 2, 1):
+        block = (outputs // 2, inputs)  # gates, and what they gate
     rows, columns = map(min, block or (outputs, inputs), (outputs, inputs))
     counts = (-(-outputs // rows), -(-inputs // columns))
     accepted = {(*stacked, *counts)} if block else {(), (1,), (*stacked, 1, 1)}

@@ -58,7 +58,7 @@ class IntegerCodes:
     scales: NDArray[np.floating[Any]]
     group: NDArray[np.int64] | int
     packed: StoredTensor  # of the file, which `codes` reads
-    zeros: NDArray[np.uint8] | int = 0
+    zeros: NDArray[np.integer[Any]] | int = 0
     least: NDArray[np.floating[Any]] | None = None
 
     def stored(self) -> StoredTensor:
@@ -99,7 +99,9 @@ class IntegerCodes:
             return Encoding.Q4_1 if fits else None
         fitting = (kind for kind, (low, high) in _RANGES.items() if low <= least and most <= high)
         encoding = next(fitting, None)
-        if encoding != Encoding.Q4_0 and self.range[0] >= 0 and self.range[1] < 1 << 4:
+        zeros = np.asarray(self.zeros, np.int64) - self.range[0]
+        has_four_bits = self.range[1] - self.range[0] < 1 << 4
+        if encoding != Encoding.Q4_0 and has_four_bits and 0 <= zeros.min() <= zeros.max() < 1 << 7:
             return Encoding.INT4_ZERO_POINT
         return encoding
 
@@ -120,19 +122,21 @@ class IntegerCodes:
 
     def _with_least(self) -> CodedMatrix:
         """Return codes whose least values are rounded to float16."""
-        least = -self.scales.astype(np.float32) * self.zeros
+        least = self.scales.astype(np.float32) * (self.range[0] - np.int64(1) * self.zeros)
         halves = [self._of_blocks(x).astype(np.float16) for x in (self.scales, least)]
-        return CodedMatrix(codes=self.codes(), scales=halves[0], least=halves[1])
+        codes = (self.codes() - self.range[0]).astype(np.uint8)
+        return CodedMatrix(codes=codes, scales=halves[0], least=halves[1])
 
     def _blocks(self, encoding: Encoding) -> NDArray[np.uint8]:
         has_zeros = encoding == Encoding.INT4_ZERO_POINT
-        codes = (self.codes() if has_zeros else self._signed()).reshape(self.shape[0], -1, BLOCK)
+        codes = self.codes() - self.range[0] if has_zeros else self._signed()
+        codes = codes.reshape(self.shape[0], -1, BLOCK)
         parts = [self._halves(self.scales)]
         if self.least is not None:
             parts.append(self._halves(self.least))
         if has_zeros:
-            zeros = np.broadcast_to(np.asarray(self.zeros, np.uint8), self.scales.shape)
-            parts.append(self._of_blocks(zeros)[..., None])
+            zeros = np.broadcast_to(self.zeros - np.int64(self.range[0]), self.scales.shape)
+            parts.append(self._of_blocks(zeros.astype(np.uint8))[..., None])
         if encoding == Encoding.Q8_0:
             parts.append(codes.astype(np.int8).view(np.uint8))
         else:
@@ -157,15 +161,26 @@ def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return low | high << 4
 
 
-def of_int8(label: str, codes: StoredTensor, scales: NDArray[np.floating[Any]]) -> StoredTensor:
-    """Return a matrix of int8 codes with scales [outputs, groups]."""
+def of_int8(
+    label: str,
+    codes: StoredTensor,
+    scales: NDArray[np.floating[Any]],
+    zeros: NDArray[np.int8] | None = None,
+) -> StoredTensor:
+    """Return a matrix of int8 codes with scales, and perhaps zero points, [outputs, groups]."""
     outputs, inputs = codes.shape
+    if zeros is not None and zeros.shape != scales.shape:
+        raise KvcastError(
+            f"{label} has zero points of shape {list(zeros.shape)} for scales of shape "
+            f"{list(scales.shape)}"
+        )
     return IntegerCodes(
         label=label,
         shape=(outputs, inputs),
         codes=codes.read,
         range=(-128, 127),
         scales=scales,
+        zeros=0 if zeros is None else zeros,
         group=-(-inputs // scales.shape[1]),
         packed=codes,
     ).stored()

@@ -23,6 +23,10 @@ class Parts:
     def has(self, name: str) -> bool:
         return f"{self.base}.{name}" in self.stored
 
+    def is_of(self, name: str, kind: str) -> bool:
+        tensor = self.stored.get(f"{self.base}.{name}")
+        return tensor is not None and kind in tensor.kinds
+
     def take(self, name: str, *kinds: str) -> StoredTensor:
         tensor = self.stored.pop(f"{self.base}.{name}", None)
         if tensor is None:

@@ -4,22 +4,28 @@ from collections.abc import Callable, Mapping
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.prequantized.auto_round import read_auto_round
 from kvcast.checkpoints.prequantized.bitsandbytes import read_bitsandbytes
 from kvcast.checkpoints.prequantized.compressed_tensors import read_compressed_tensors
-from kvcast.checkpoints.prequantized.float8 import read_fp8
+from kvcast.checkpoints.prequantized.fp8_names import read_published_fp8
 from kvcast.checkpoints.prequantized.gptq import read_awq, read_gptq
 from kvcast.checkpoints.prequantized.mlx import read_mlx
+from kvcast.checkpoints.prequantized.modelopt import read_modelopt
 from kvcast.checkpoints.prequantized.parts import Stored
+from kvcast.checkpoints.prequantized.torchao import read_torchao
 
-MLX = "mlx"
-"""Of folders of MLX, whose configuration has no `quant_method`."""
+MLX, MODELOPT = "mlx", "modelopt"
+"""Of folders whose configuration names no `quant_method`: all of MLX's, ModelOpt's older ones."""
 
 METHODS: Mapping[str, Callable[[Fields, Stored], Stored]] = {
-    "fp8": read_fp8,
+    "fp8": read_published_fp8,
     "gptq": read_gptq,
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "bitsandbytes": read_bitsandbytes,
+    "auto-round": read_auto_round,
+    "torchao": read_torchao,
+    MODELOPT: read_modelopt,
     MLX: read_mlx,
 }
 """What makes one tensor of those of each matrix."""

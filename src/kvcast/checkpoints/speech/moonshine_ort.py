@@ -120,7 +120,7 @@ class _Graph:
             scales=self._of_outputs(f"{base}_scale", outputs, "float32"),
             zeros=self._of_outputs(f"{base}_zero_point", outputs, codes.dtype.name),
             group=inputs,
-            nbytes=codes.nbytes,
+            packed=codes,
         ).stored()
 
     def _of_outputs(self, name: str, outputs: int, dtype: str) -> np.ndarray[Any, Any]:
