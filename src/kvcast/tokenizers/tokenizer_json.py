@@ -41,7 +41,7 @@ from kvcast.chat.tool_calls import IN_WORDS, MISTRAL, MISTRAL_NAMED, UNKNOWN_FOR
 from kvcast.errors import KvcastError, UsageError, in_one_line
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
-from kvcast.tokenizers.decoder import TextStream, TokenDecoder, joined, read_decoder
+from kvcast.tokenizers.decoder import Spelling, TextStream, TokenDecoder, joined, read_decoder
 from kvcast.tokenizers.validation import check_bounds, check_charsmap, steps
 from kvcast.tokenizers.vocabulary import SENTINEL, ids_of
 from tokenizers import AddedToken, Tokenizer
@@ -81,7 +81,7 @@ class JsonTokenizer(TextTokenizer):
         self._tokenizer.no_padding()
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._spelling = spelling
-        self._spelling_of_added = joined if spelling is joined else str.encode
+        self._spelling_of_added: Spelling = joined if spelling is joined else str.encode
         self.decoder = TokenDecoder(token_bytes=self._token_bytes, leading_spaces=leading_spaces)
         self._template = template
         self.has_chat_template = template is not None

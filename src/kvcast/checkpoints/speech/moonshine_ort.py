@@ -148,7 +148,7 @@ def _dimensions(
     own: Mapping[str, StoredTensor], encoder: _Graph, decoder: _Graph
 ) -> MoonshineDimensions:
     def sizes(graph: _Graph, name: str) -> tuple[int, ...]:
-        if name not in own:
+        if name not in own or len(own[name].shape) != 2:
             raise graph.error(f"it has no matrix {name}")
         return own[name].shape
 
@@ -159,10 +159,11 @@ def _dimensions(
         return count
 
     vocab_size, width = sizes(decoder, "decoder.embed_tokens.weight")
-    _, heads, _, head_dim = decoder.model.shapes.get(_CACHE, (0, 0, 0, 0))
-    if not heads or not head_dim:
+    cache = decoder.model.shapes.get(_CACHE, ())
+    if len(cache) != 4 or min(cache[1], cache[3]) < 1:
         raise decoder.error(f"it has no {_CACHE} with heads of a known size")
-    alike = {"width": width, "heads": heads, "head_dim": head_dim}
+    _, heads, _, head_dim = cache
+    alike: dict[str, Any] = {"width": width, "heads": heads, "head_dim": head_dim}
     return MoonshineDimensions(
         vocab_size=vocab_size,
         **alike,
