@@ -1,4 +1,4 @@
-"""Damage: changes of bytes, lies in JSON, and whole safetensors files of other tensors."""
+"""Damage: changes of bytes, and lies in JSON. Knows no format beyond that."""
 
 import json
 from collections.abc import Sequence
@@ -63,44 +63,6 @@ def lying_json(random: np.random.Generator, content: bytes) -> bytes:
     for _ in range(int(random.integers(1, 4))):
         document = _lie(random, document)
     return json.dumps(document).encode()
-
-
-def lying_parts(random: np.random.Generator, content: bytes) -> bytes:
-    """Change the type or shape of tensors of a safetensors file, or leave some out."""
-    from safetensors import deserialize
-
-    tensors = dict(deserialize(content))
-    for _ in range(int(random.integers(1, 4))):
-        name = _of(random, sorted(tensors))
-        if random.random() < 0.2 and len(tensors) > 1:
-            del tensors[name]
-            continue
-        part = tensors[name]
-        rows = part["shape"][0] if part["shape"] else 0
-        match _of(random, ("flat", "turned", "fewer", "type")):
-            case "flat":
-                part["shape"] = [int(np.prod(part["shape"]))]
-            case "turned":
-                part["shape"] = part["shape"][::-1]
-            case "fewer" if rows > 1:
-                part["data"] = part["data"][: len(part["data"]) // rows * (rows - 1)]
-                part["shape"] = [rows - 1, *part["shape"][1:]]
-            case "type":
-                part["dtype"] = _of(random, _SAME_SIZE.get(part["dtype"], (part["dtype"],)))
-    header, data = {}, b""
-    for name, part in tensors.items():
-        ends = [len(data), len(data) + len(part["data"])]
-        header[name] = {"dtype": part["dtype"], "shape": part["shape"], "data_offsets": ends}
-        data += part["data"]
-    encoded = json.dumps(header).encode()
-    return len(encoded).to_bytes(8, "little") + encoded + data
-
-
-_SAME_SIZE = {
-    **dict.fromkeys(("U8", "I8", "F8_E4M3"), ("U8", "I8", "F8_E4M3", "F8_E8M0")),
-    **dict.fromkeys(("I32", "U32", "F32"), ("I32", "U32", "F32")),
-    **dict.fromkeys(("F16", "BF16"), ("F16", "BF16", "I16")),
-}
 
 
 def _lie(random: np.random.Generator, document: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvcast.bundle.manifest import MANIFEST, Manifest, read_bundle
 from kvcast.bundle.writing import seal
-from mutation.damage import damaged_bytes, lying_json, lying_parts
+from mutation.damage import damaged_bytes, lying_json
 
 Damage = Callable[[np.random.Generator, bytes], bytes]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sense-and-sensibility.flac"
@@ -191,26 +191,6 @@ def _write_checkpoints(*names: str) -> Callable[[Path], None]:
     return make
 
 
-def _write_prequantized(folder: Path) -> None:
-    """Write the folder of codes of a format of each library."""
-    from checkpoints.test_prequantized import FORMATS as PREQUANTIZED
-    from checkpoints.test_prequantized import folders
-
-    kinds = (
-        "GPTQ, groups in another order",
-        "AWQ",
-        "pack-quantized 4 bits",
-        "FP8 in ragged blocks",
-    )
-    kinds += ("bitsandbytes, scales in codes", "MLX 4 bits", "MLX mxfp4", "torchao int4")
-    kinds += ("nvfp4-pack-quantized", "ModelOpt NVFP4")
-    for number, kind in enumerate(kinds):
-        floats, codes = folders(folder / "made", PREQUANTIZED[kind][0])
-        shutil.rmtree(floats)
-        codes.rename(folder / str(number))
-    shutil.rmtree(folder / "made")
-
-
 def _write_adapter(folder: Path) -> None:
     """Write an adapter beside its model."""
     from checkpoints.refusals import WHOLE
@@ -283,7 +263,6 @@ _TEXT = ("text", _write_tokenizers)
 _SOURCE_TEXT = ("source-text", _write_source_tokenizers)
 _WHISPER_TEXT = ("whisper-text", _write_whisper_tokenizer)
 _CHECKPOINT = ("checkpoint", _write_checkpoints("llama", "gemma3_text"))
-_PREQUANTIZED = ("prequantized", _write_prequantized)
 _GGUF = ("gguf", _write_checkpoints("gguf"))
 _CTRANSLATE2 = ("ctranslate2", _write_checkpoints("ct2"))
 # Packages import torch.
@@ -305,9 +284,6 @@ FORMATS: Mapping[str, Format] = {
     "model.bin": Format(*_CTRANSLATE2, damaged_bytes, "model.bin", _use_checkpoint),
     "safetensors": Format(*_CHECKPOINT, damaged_bytes, "*.safetensors", _use_checkpoint),
     "config.json": Format(*_CHECKPOINT, lying_json, "config.json", _use_checkpoint),
-    "prequantized": Format(*_PREQUANTIZED, damaged_bytes, "*.safetensors", _use_checkpoint),
-    "prequantized config.json": Format(*_PREQUANTIZED, lying_json, "config.json", _use_checkpoint),
-    "prequantized parts": Format(*_PREQUANTIZED, lying_parts, "*.safetensors", _use_checkpoint),
     "adapter_config.json": Format(
         "adapter", _write_adapter, lying_json, "adapter_config.json", _use_adapter
     ),
