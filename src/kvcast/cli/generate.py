@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvcast.text.model import TextGeneration, TextGenerator
 
 MODEL_CHOICES = (
-    "a kvcast bundle, a Hugging Face, Mistral or bert4keras folder, a GGUF file, "
+    "a kvcast bundle, a Hugging Face, Mistral, bert4keras or Bergamot folder, a GGUF file, "
     "a hub id org/name[@revision], or demo-chat, demo-t5 or demo-unilm"
 )
 

@@ -110,8 +110,8 @@ def load(model: str | Path, params: LoadParams) -> Model:
     A model of speech transcribes, any other generates: see its `task`.
 
     Args:
-        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral or bert4keras
-            layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
+        model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral, bert4keras or
+            Bergamot layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
             `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
         params: given as keywords.
         on_phase: called with how much is done of a download and of packing, and with each phase of
