@@ -318,7 +318,7 @@ def test_fields_and_tensors_that_contradict_one_another_are_one_line(case, llama
     ("experts", "outputs", "message"),
     [
         (2, 40, "gate_up_proj has more than 2 experts"),
-        (4, 40, "changes model.layers.0.mlp.experts.3.gate_proj.weight"),
+        (4, 40, "changes model.layers.0.mlp.experts.3.w1.weight"),
         (3, 39, "w3.weight has shape [20, 24]"),
     ],
 )
