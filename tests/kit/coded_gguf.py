@@ -63,7 +63,7 @@ def write(
 ) -> Path:
     """Write a small Llama; `kinds` maps parts of tensors' names to types, the first that fits.
 
-    `factors`: with a factor beside each matrix of a layer, as conversions to NVFP4 have.
+    `factors`: with a factor beside each matrix of NVFP4, as conversions have.
     `as_floats`: with the numbers of the blocks instead of these.
     """
     writer = gguf.GGUFWriter(path, "llama")
@@ -96,12 +96,13 @@ def write(
     for seed, (name, shape) in enumerate(shapes.items()):
         kind = next(kind for part, kind in kinds.items() if part in name)
         number, blocks = GGMLQuantizationType[kind], raw(*shape, kind, seed)
-        factor = np.array([1 - seed / 32], np.float32) if factors else np.ones(1, np.float32)
+        has_factor = factors and kind == "NVFP4"
+        factor = np.array([1 - seed / 32], np.float32) if has_factor else np.ones(1, np.float32)
         if as_floats:
             writer.add_tensor(f"{name}.weight", dequantize(blocks, number) * factor)
             continue
         writer.add_tensor(f"{name}.weight", blocks, raw_dtype=number)
-        if factors:
+        if has_factor:
             writer.add_tensor(f"{name}.scale", factor)
             writer.add_tensor(f"{name}.input_scale", factor)
     tiny_gguf.finish(writer)
