@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 DORA = {"use_dora": True, "target_modules": ["q_proj", "o_proj", "up_proj", "embed_tokens"]}
+ONE = {"target_modules": ["q_proj"]}
 TIED = "llama with biases and a tied head"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "DoRA": (
@@ -35,9 +36,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_dora": True, "target_modules": ["c_attn", "c_proj", "wte"], "fan_in_fan_out": True},
     ),
     "inputs first, and a head": ("gpt 2", {"target_modules": ["c_proj", "lm_head"]}),
-    "biases": (TIED, {"target_modules": ["q_proj", "down_proj"], "lora_bias": True}),
-    "tokens of a tied head": (TIED, {"trainable_token_indices": [5, 9, 20]}),
-    "tokens of both": (TIED, {"trainable_token_indices": {"embed_tokens": [5], "lm_head": [7]}}),
+    "biases": (TIED, {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}),
+    "tokens of a tied head": (TIED, {**ONE, "trainable_token_indices": [5, 9, 20]}),
+    "tokens of both": (
+        TIED,
+        {**ONE, "trainable_token_indices": {"embed_tokens": [5], "lm_head": [7]}},
+    ),
     "a tied pair": (TIED, {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
     "whole modules": (
         "llama 2",
@@ -109,7 +113,7 @@ def check(name: str, folder: Path, fields: dict[str, Any]) -> None:
 
 ENCODED = {
     "whisper": (random_model, save, ["conv1", "k_proj", "fc1"]),
-    "t5": (lambda: random_t5("T5_11"), save_t5, ["q", "wi_1", "lm_head"]),
+    "t5": (lambda: random_t5("T5_11"), save_t5, ["q", "wi_1"]),
 }
 
 
@@ -118,7 +122,10 @@ def test_tensors_are_those_that_peft_merges(kind: str, tmp_path: Path) -> None:
     make, save_model, modules = ENCODED[kind]
     base, tokens = save_model(make(), tmp_path / "base"), [3, 5]
     fields = {"target_modules": modules, "trainable_token_indices": tokens, "use_dora": True}
-    merged = adapt(make(), tmp_path / "adapter", **fields).merge_and_unload()
+    trained = adapt(make(), tmp_path / "adapter", **fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a head is no longer tied
+        merged = trained.merge_and_unload()
     expected = open_checkpoint(save_model(merged, tmp_path / "merged"))
     adapted = open_checkpoint(base, open_adapters(str(tmp_path / "adapter")))
     assert_close(adapted.tensors, expected.tensors)
