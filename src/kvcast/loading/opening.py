@@ -111,8 +111,8 @@ def load(model: str | Path, params: LoadParams) -> Model:
 
     Args:
         model: a bundle, a checkpoint folder (Hugging Face, CTranslate2, Mistral, bert4keras or
-            Bergamot layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model: `demo`,
-            `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
+            Bergamot layout), a GGUF file, a hub id `org/name[@revision]`, or a packaged model:
+            `demo`, `demo-base`, `demo-chat`, `demo-t5`, `demo-unilm`.
         params: given as keywords.
         on_phase: called with how much is done of a download and of packing, and with each phase of
             an export as it begins; see `export_bundle`.
