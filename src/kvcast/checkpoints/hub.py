@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcast.checkpoints.sentence_transformers import PATTERNS as SENTENCE_PATTERNS
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.spec.runtimes import OnPhase, ignore_phase
 
@@ -39,6 +40,7 @@ _PATTERNS = [
     # For models that need only one of these.
     "adapter_config.json",
     "adapter_model.safetensors",
+    *SENTENCE_PATTERNS,
 ]
 # A bundle's graphs; other repositories have exports in several precisions under this name.
 _BUNDLE_PATTERNS = ["onnx/*", "native/*", "text.json", "chat_template.*.jinja"]
