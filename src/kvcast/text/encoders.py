@@ -24,6 +24,8 @@ from kvcast.tokenizers.encoder import EncoderTokenizer
 class EncoderModel(Model):
     """A runtime with its tokenizer and dimensions."""
 
+    dimensions: TextEncoderDimensions
+
     def __init__(
         self,
         runtime: TextEncoderRuntime,
@@ -35,6 +37,11 @@ class EncoderModel(Model):
         self.dimensions = dimensions
         longest = dimensions.longest
         self._limits = Limits(prompt=longest, sequence=longest, vocabulary=dimensions.vocab_size)
+
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text, or of a pair."""
+        return self.dimensions.longest
 
     @override
     def scheduler(self, rows: int, budget: int, chunk: int) -> Scheduler:
@@ -102,6 +109,7 @@ class EmbeddingModel(EncoderModel):
         several: Any = [texts] if is_one_prompt(texts) else texts
         if not len(several):
             raise UsageError("there is no text: give at least one")
+        check_dimensions(params.dimensions, self.dimensions.outputs)
         sources = [self.source(text, params) for text in several]
         with exclusive(self.runtime):
             vectors_nd = self.runtime.vectors(sources)
@@ -193,15 +201,17 @@ def chosen_prompt(prompts: Mapping[str, str], default: str | None, params: Embed
     return prompts[name]
 
 
+def check_dimensions(dimensions: int | None, most: int) -> None:
+    if dimensions is not None and dimensions > most:
+        raise UsageError(f"dimensions is {dimensions}, and the model's vectors have {most}")
+
+
 def shortened(vectors_nd: Float32, dimensions: int | None, *, normalized: bool) -> Float32:
     """Return the first `dimensions` of vectors (None: all), of length 1 if these are fewer.
 
     Matryoshka representations, Kusupati et al. 2022, arXiv:2205.13147.
     """
-    whole = vectors_nd.shape[1]
-    if dimensions is not None and dimensions > whole:
-        raise UsageError(f"dimensions is {dimensions}, and vectors have {whole}")
-    if not normalized and dimensions in (None, whole):
+    if not normalized and dimensions in (None, vectors_nd.shape[1]):
         return vectors_nd
     kept_nd = vectors_nd[:, :dimensions]
     lengths = np.linalg.norm(kept_nd, axis=1, keepdims=True)

@@ -16,7 +16,7 @@ from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
 from kvcast.keywords import keywords_of
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, PrefixRuntime, exclusive
-from kvcast.text.encoders import chosen_prompt, shortened
+from kvcast.text.encoders import check_dimensions, chosen_prompt, shortened
 from kvcast.text.generation import (
     EncodedText,
     GenerationTask,
@@ -252,13 +252,18 @@ class UnilmModel(SourceTextModel):
             )
         )
         self.runtime: PrefixRuntime = runtime
-        self.dimensions = dimensions
+        self.dimensions: UnilmDimensions = dimensions
 
     @override
     def finished(
         self, prompt: TextPrompt | EncodedText, texts: list[TextGeneration], params: PromptParams
     ) -> list[TextGeneration]:
         return self._ranked(prompt, texts) if params.n > 1 else texts
+
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text to embed."""
+        return self.dimensions.max_positions
 
     @keywords_of(EmbedParams)
     def embed(
@@ -271,6 +276,7 @@ class UnilmModel(SourceTextModel):
         several: Any = [texts] if is_one_prompt(texts) else texts
         if not len(several):
             raise UsageError("there is no text: give at least one")
+        check_dimensions(params.dimensions, self.dimensions.width)
         sources = [self.source(text, params) for text in several]
         with exclusive(self.runtime):
             vectors_nd = self.runtime.embed(sources)
