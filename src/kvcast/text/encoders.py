@@ -64,20 +64,21 @@ class EncoderModel(Model):
         sizes = f"vectors of {self.dimensions.outputs}, texts of {self.dimensions.longest} tokens"
         return f"{family_with(self.dimensions).title}, {self.dimensions.architecture}, {sizes}"
 
-    def _encoded(self, *texts: str, truncate: bool, what: str) -> EncodedSource:
+    def _encoded(self, *texts: str, truncate: bool) -> EncodedSource:
         most = self.dimensions.longest
         encoded = self.tokenizer.encode_texts(*texts, most=most if truncate else None)
         tokens = self._limits.known(encoded.tokens)
-        self._check(len(tokens), what, truncates=len(texts) == 1)
         return EncodedSource(tokens, np.array(encoded.segments, np.int64))
 
-    def _check(self, length: int, what: str, *, truncates: bool = True) -> None:
-        most = self.dimensions.longest
-        if length > most:
+    def _vectors(self, sources: Sequence[EncodedSource], what: str) -> Float32:
+        most, longest = self.dimensions.longest, max(map(len, sources))
+        if longest > most:
             raise UsageError(
-                f"{what} {length} tokens and the model takes {most} at most: shorten it"
-                + (", or let truncate cut it" if truncates else "")
+                f"{what} {longest} tokens and the model takes {most} at most: shorten it, or let "
+                "truncate cut it"
             )
+        with exclusive(self.runtime):
+            return self.runtime.vectors(sources)
 
 
 class EmbeddingModel(EncoderModel):
@@ -111,23 +112,21 @@ class EmbeddingModel(EncoderModel):
             raise UsageError("there is no text: give at least one")
         check_dimensions(params.dimensions, self.dimensions.outputs)
         sources = [self.source(text, params) for text in several]
-        with exclusive(self.runtime):
-            vectors_nd = self.runtime.vectors(sources)
+        vectors_nd = self._vectors(sources, "a text has")
         return shortened(vectors_nd, params.dimensions, normalized=self.dimensions.normalized)
 
     def source(self, text: TextPrompt | EncodedSource, params: EmbedParams) -> EncodedSource:
-        """Return the tokens of a text behind its prompt; raises UsageError as `embed`."""
+        """Return the tokens of a text behind its prompt, which may be too many."""
         if isinstance(text, EncodedSource):
             return text
         if isinstance(text, str):
             prompt = chosen_prompt(self.prompts, self.tokenizer.default_prompt, params)
-            return self._encoded(prompt + text, truncate=params.truncate, what="a text has")
+            return self._encoded(prompt + text, truncate=params.truncate)
         tokens = self._limits.ids(text)
         if not len(tokens):
             raise UsageError("a text is empty: give at least one token")
         if params.truncate:
             tokens = tokens[: self.dimensions.longest]
-        self._check(len(tokens), "a text has")
         return EncodedSource(tokens, np.zeros_like(tokens))
 
 
@@ -170,16 +169,15 @@ class RerankingModel(EncoderModel):
         return best_first(self.scores(pairs), params.top_n)
 
     def pair(self, query: str, document: str, params: RerankParams) -> EncodedSource:
+        """Return the tokens of a query and a document, which may be too many."""
         for name, text in (("query", query), ("a document", document)):
             if not isinstance(text, str):
                 raise UsageError(f"{name} must be a string, not {shown(text)}")
-        what = "the query with a document has"
-        return self._encoded(query, document, truncate=params.truncate, what=what)
+        return self._encoded(query, document, truncate=params.truncate)
 
     def scores(self, pairs: Sequence[EncodedSource]) -> Float32:
         """Return the logits of pairs, fp32 [pairs]."""
-        with exclusive(self.runtime):
-            return self.runtime.vectors(pairs)[:, 0]
+        return self._vectors(pairs, "the query with a document has")[:, 0]
 
 
 def best_first(scores: Float32, top_n: int | None) -> list[RankedDocument]:

@@ -278,18 +278,19 @@ class UnilmModel(SourceTextModel):
             raise UsageError("there is no text: give at least one")
         check_dimensions(params.dimensions, self.dimensions.width)
         sources = [self.source(text, params) for text in several]
+        for source in sources:
+            replace(self._limits, prompt=self.longest_text).check(source)
         with exclusive(self.runtime):
             vectors_nd = self.runtime.embed(sources)
         return shortened(vectors_nd, params.dimensions, normalized=False)
 
     def source(self, text: TextPrompt | EncodedText, params: EmbedParams) -> Int64:
-        """Return the tokens of a text to embed; raises UsageError as `embed`."""
+        """Return the tokens of a text to embed, which may be too many."""
         if isinstance(text, str):
             text = chosen_prompt({}, None, params) + text
         tokens, most = self._encoded(text), self.dimensions.max_positions
         if params.truncate and len(tokens) > most:
             tokens = np.append(tokens[: most - 1], tokens[-1])
-        replace(self._limits, prompt=most).check(tokens)
         return tokens
 
     def _ranked(
