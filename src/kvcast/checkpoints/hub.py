@@ -249,6 +249,14 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
 
 
 PUBLISHED: Mapping[str, str] = {
+    "bert (embed)": "sentence-transformers/all-MiniLM-L6-v2",
+    "gemma3_text (embed)": "google/embeddinggemma-300m",
+    "mpnet (embed)": "sentence-transformers/all-mpnet-base-v2",
+    "roberta (embed)": "sentence-transformers/all-distilroberta-v1",
+    "xlm-roberta (embed)": "intfloat/multilingual-e5-small",
+    "bert (rerank)": "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "roberta (rerank)": "cross-encoder/stsb-roberta-base",
+    "xlm-roberta (rerank)": "BAAI/bge-reranker-v2-m3",
     "afmoe": "arcee-ai/Trinity-Mini",
     "apertus": "swiss-ai/Apertus-8B-Instruct-2509",
     "arcee": "arcee-ai/AFM-4.5B",

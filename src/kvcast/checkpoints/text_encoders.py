@@ -177,7 +177,6 @@ _TYPES: Mapping[str, _Type] = {
         stack=_mpnet,
         models="MPNet",
         names=of_modules({**_MPNET_MODULES, **_TABLES}),
-        head=_ROBERTA_HEAD,
     ),
     "gemma3_text": _Type(
         defaults=GEMMA_TYPES["gemma3_text"].defaults,
