@@ -187,7 +187,7 @@ def test_texts_to_embed_are_measured_before_any_is_read(server, monkeypatch):
     unilm = server.engines["unilm"].model
     most = unilm.dimensions.max_positions
     encoded: list[str] = []
-    monkeypatch.setattr(unilm, "encoded", lambda text: encoded.append(text))
+    monkeypatch.setattr(unilm, "source", lambda text, _: encoded.append(text))
     asked = {"abc": "a b " * 500_000, "texts": ["abc"] * 2047 + ["ab " * 5_000]}
     with server.http() as http:
         for given in asked.values():

@@ -205,12 +205,17 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     return content
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
     """InputOutputError for a file that contains anything else."""
     try:
-        fields = json.loads(read_file(path))
+        return json.loads(read_file(path))
     except (ValueError, RecursionError):
         raise InputOutputError(f"{path} is not valid JSON: fetch it again") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """InputOutputError for a file that contains anything else."""
+    fields = read_json(path)
     if not isinstance(fields, dict):
         raise InputOutputError(f"{path} is not a JSON object: fetch it again")
     return fields

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcast.checkpoints.sentence_transformers import PATTERNS as SENTENCE_PATTERNS
 from kvcast.errors import InputMissingError, KvcastError, UsageError
 from kvcast.spec.runtimes import OnPhase, ignore_phase
 
@@ -39,6 +40,7 @@ _PATTERNS = [
     # For models that need only one of these.
     "adapter_config.json",
     "adapter_model.safetensors",
+    *SENTENCE_PATTERNS,
 ]
 # A bundle's graphs; other repositories have exports in several precisions under this name.
 _BUNDLE_PATTERNS = ["onnx/*", "native/*", "text.json", "chat_template.*.jinja"]
@@ -247,6 +249,14 @@ def _one_line(error: Exception, repository: str, revision: str | None) -> Kvcast
 
 
 PUBLISHED: Mapping[str, str] = {
+    "bert (embed)": "sentence-transformers/all-MiniLM-L6-v2",
+    "gemma3_text (embed)": "google/embeddinggemma-300m",
+    "mpnet (embed)": "sentence-transformers/all-mpnet-base-v2",
+    "roberta (embed)": "sentence-transformers/all-distilroberta-v1",
+    "xlm-roberta (embed)": "intfloat/multilingual-e5-small",
+    "bert (rerank)": "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "roberta (rerank)": "cross-encoder/stsb-roberta-base",
+    "xlm-roberta (rerank)": "BAAI/bge-reranker-v2-m3",
     "afmoe": "arcee-ai/Trinity-Mini",
     "apertus": "swiss-ai/Apertus-8B-Instruct-2509",
     "arcee": "arcee-ai/AFM-4.5B",

@@ -17,6 +17,7 @@ from kvcast.checkpoints.lora import Adapter, merge
 from kvcast.checkpoints.peft import is_peft, read_peft
 from kvcast.checkpoints.prequantized.table import METHODS, MLX, MODELOPT, read_prequantized
 from kvcast.checkpoints.safetensors import read_weights, weight_files
+from kvcast.checkpoints.sentence_transformers import sentence_files
 from kvcast.checkpoints.speech.audio_decoder import AUDIO_DECODER
 from kvcast.checkpoints.speech.canary import CANARY
 from kvcast.checkpoints.speech.moonshine import MOONSHINE
@@ -26,6 +27,7 @@ from kvcast.checkpoints.text2text.bart import BART
 from kvcast.checkpoints.text2text.t5 import T5
 from kvcast.checkpoints.text2text.t5gemma import T5GEMMA, T5GEMMA2
 from kvcast.checkpoints.text2text.unilm import UNILM
+from kvcast.checkpoints.text_encoders import CROSS_ENCODER, TEXT_ENCODER
 from kvcast.checkpoints.unsupported import refuse_incomplete
 from kvcast.errors import InputMissingError, KvcastError
 
@@ -60,23 +62,23 @@ _OPTIONAL = (
 # Of models whose folders have one that is a part of them.
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
-_FAMILIES: Mapping[str, HuggingFaceFamily] = {
-    model_type: family
-    for family in (
-        WHISPER,
-        DECODER,
-        T5,
-        UNILM,
-        BART,
-        AUDIO_DECODER,
-        T5GEMMA,
-        T5GEMMA2,
-        MOONSHINE,
-        CANARY,
-        PARAKEET,
-    )
-    for model_type in family.model_types
-}
+_FAMILIES = (
+    CROSS_ENCODER,
+    TEXT_ENCODER,
+    WHISPER,
+    DECODER,
+    T5,
+    UNILM,
+    BART,
+    AUDIO_DECODER,
+    T5GEMMA,
+    T5GEMMA2,
+    MOONSHINE,
+    CANARY,
+    PARAKEET,
+)
+"""The first that has a folder's model type, and claims the folder, reads it."""
+_TYPES = tuple(dict.fromkeys(kind for family in _FAMILIES for kind in family.model_types))
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -96,23 +98,23 @@ def read_dimensions(config_path: Path) -> Any:
     kind = config.get("model_type")
     if kind is None:
         return None
-    return _family(config_path, kind).dimensions(config, str(config_path))
+    return _family(config_path, config).dimensions(config, str(config_path))
 
 
-def _family(path: Path, model_type: object) -> HuggingFaceFamily:
-    family = _FAMILIES.get(str(model_type))
-    if family is None:
-        supported = ", ".join(_FAMILIES)
+def _family(path: Path, config: Mapping[str, Any]) -> HuggingFaceFamily:
+    model_type = config.get("model_type")
+    having = [family for family in _FAMILIES if str(model_type) in family.model_types]
+    if not having:
         raise KvcastError(
-            f"{path}: model_type {model_type!r} is not supported (supported: {supported})"
+            f"{path}: model_type {model_type!r} is not supported (supported: {', '.join(_TYPES)})"
         )
-    return family
+    return next((each for each in having if each.claims(path.parent, config)), having[-1])
 
 
 def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     path = folder / "config.json"
     config = read_json_object(path)
-    family = _family(path, config.get("model_type"))
+    family = _family(path, config)
     quantization = _quantization(config, path, family.codes.get(str(config.get("model_type"))))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
@@ -155,7 +157,8 @@ def _files(folder: Path) -> list[Path]:
     weights = _weight_files(folder)
     config = require_file(folder / "config.json", "it gives the model's dimensions: fetch it too")
     optional = [folder / name for name in (*_OPTIONAL, *_ADAPTER)]
-    return [config, *(path for path in optional if path.is_file()), *weights]
+    present = [path for path in optional if path.is_file()]
+    return [config, *present, *sentence_files(folder), *weights]
 
 
 READER = CheckpointReader(
@@ -166,8 +169,13 @@ READER = CheckpointReader(
     files=_files,
     read=_read,
     types={
-        family.family: tuple(kind for kind in _FAMILIES if _FAMILIES[kind].family == family.family)
-        for family in _FAMILIES.values()
+        dimensions: tuple(
+            kind
+            for family in _FAMILIES
+            if family.family is dimensions
+            for kind in family.model_types
+        )
+        for dimensions in dict.fromkeys(family.family for family in _FAMILIES)
     },
     adapter_layout="PEFT",
 )

@@ -204,6 +204,9 @@ class HuggingFaceFamily:
         tied=config.get("tie_word_embeddings") is not False
     )
     adapted: frozenset[str] = frozenset()  # types with an adapter in the model's folder
+    # whether a folder of one of its types, with this configuration, is of this family, where
+    # several families have the type
+    claims: Callable[[Path, Mapping[str, Any]], bool] = lambda _folder, _config: True
 
 
 _TOKENIZER = "tokenizer.json"

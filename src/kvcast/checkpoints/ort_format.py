@@ -100,7 +100,7 @@ class _File:
 
     def number(self, at: int, layout: str) -> int:
         packed = struct.Struct(f"<{layout}")
-        (number,) = packed.unpack(self.bytes(at, packed.size))
+        (number,) = packed.unpack(self.bytes(at, packed.size).tobytes())
         return int(number)
 
     def follow(self, at: int) -> int:

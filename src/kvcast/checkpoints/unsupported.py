@@ -12,6 +12,8 @@ from kvcast.errors import InputMissingError, KvcastError, UsageError
 
 _PICKLES = (".pt", ".pth", ".ckpt")
 _PARTS = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".!qB")
+_BIN = ".bin"
+_PICKLED = (b"PK\x03\x04", b"\x80\x02")  # torch's archive, and the form before it
 _GGML = b"lmgg"  # 0x67676d6c, little-endian
 # ggml-base.en-q5_1.bin is base.en.
 _GGML_NAME = re.compile(r"ggml-(?P<name>.+?)(-q\d_\w+)?\.bin")
@@ -30,7 +32,7 @@ def refuse_name(model: str) -> None:
 
 
 def refuse_file(path: Path) -> None:
-    """Raise UsageError for any file, with the way to a model that kvcast reads."""
+    """Raise UsageError for any file but a GGUF, with the way to a model that kvcast reads."""
     if path.suffix in _PICKLES:
         raise UsageError(f"{path} is a pickle, {_describe_pickle(path)}")
     if _is_ggml(path):
@@ -41,7 +43,17 @@ def refuse_file(path: Path) -> None:
             f"{path} is a ggml file of whisper.cpp's, which kvcast does not read: give the "
             f"Hugging Face or CTranslate2 model that it was made from{origin}"
         )
-    raise UsageError(f"{path} is a file: give the folder that contains the model")
+    if path.suffix == _BIN and _begins(path, *_PICKLED):
+        raise UsageError(
+            f"{path} is a pickle, which kvcast never loads: convert the model with transformers' "
+            "save_pretrained, which writes safetensors, and give the folder"
+        )
+    if (path.parent / "config.json").is_file():
+        raise UsageError(f"{path} is a file: give its folder, {path.parent}")
+    raise UsageError(
+        f"{path} is a file and no GGUF, and no config.json is beside it: give the folder of "
+        "a whole model, or a GGUF file"
+    )
 
 
 def refuse_folder(folder: Path) -> None:
@@ -83,7 +95,9 @@ def _describe_pickle(path: Path) -> str:
 
 
 def _is_ggml(path: Path) -> bool:
-    if path.suffix != ".bin" or not path.is_file():
-        return False
+    return path.suffix == _BIN and path.is_file() and _begins(path, _GGML)
+
+
+def _begins(path: Path, *beginnings: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_GGML)) == _GGML
+        return file.read(max(map(len, beginnings))).startswith(beginnings)

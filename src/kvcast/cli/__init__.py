@@ -34,6 +34,8 @@ COMMANDS = {
     "align": "find when each word of a text is spoken in a recording",
     "generate": "answer a message, or continue a text, with a language model",
     "chat": "talk with a language model in the terminal",
+    "embed": "turn texts into vectors",
+    "rerank": "order documents by their relevance for a query",
     "serve": "offer models over HTTP, with OpenAI's interface",
     "export": "turn a model into a bundle for one of the runtimes",
     "quantize": "find the precision of each matrix that changes few tokens",

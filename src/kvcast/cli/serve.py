@@ -166,11 +166,13 @@ def _first_steps(
 
 def _request(models: "Models", address: str) -> str:
     """Return a request to the first model, if possible of chat, as a line for a shell."""
-    from kvcast.server.model_registry import CHAT, COMPLETION, SPEECH
+    from kvcast.server.model_registry import CHAT, COMPLETION, EMBEDDING, RERANKING, SPEECH
 
     served = min(models, key=lambda each: each.kind != CHAT)
     path, words = {
         SPEECH: ("audio/transcriptions", f"-F file=@talk.mp3 -F model={served.name}"),
+        EMBEDDING: ("embeddings", _json(model=served.name, input="Hello")),
+        RERANKING: ("rerank", _json(model=served.name, query="Hello", documents=["Good day"])),
         COMPLETION: ("completions", _json(model=served.name, prompt="Once upon a time")),
     }.get(served.kind, ("chat/completions", _json(model=served.name, messages=[_HELLO])))
     return f"curl {address}/v1/{path} {words}"

@@ -59,6 +59,7 @@ class Status:
 @dataclass(eq=False)
 class _Call:
     function: Callable[[], Any]
+    prompt_tokens: int
     job: Job[Any, Any] = field(init=False)
     deadline: float = _NEVER
 
@@ -151,16 +152,22 @@ class Engine:
         begin = self._open if caller.opens else self._begin
         return self._enter(caller, deadline, partial(begin, caller), at_once=caller.priority < 0)
 
-    def run(self, function: Callable[[], T], *, deadline: float | None = None) -> Job[Never, T]:
+    def run(
+        self,
+        function: Callable[[], T],
+        *,
+        deadline: float | None = None,
+        prompt_tokens: int = 0,
+    ) -> Job[Never, T]:
         """Call a function between two steps, on the thread that owns the model.
 
         At most one function runs before each step, which waits for it; none is called after
-        `deadline` seconds from now. Raises QueueFullError where too many jobs wait, and
-        ClosedError.
+        `deadline` seconds from now. `prompt_tokens` are counted once it has run. Raises
+        QueueFullError where too many jobs wait, and ClosedError.
         """
         if not callable(function):
             raise UsageError(f"run takes a function, not {shown(function)}")
-        call = _Call(function)
+        call = _Call(function, prompt_tokens)
         return self._enter(call, deadline, partial(self._calls.append, call))
 
     def status(self) -> Status:
@@ -303,6 +310,7 @@ class Engine:
         except Exception as error:  # whatever it is, it is the client's
             self._end(call.job, "error", error)
         else:
+            self._totals.prompt_tokens += call.prompt_tokens
             self._forget(call.job, "stop")
             call.job.finish(result)
             wake([call.job])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from kvcast.speech.channels import AnyTranscription
     from kvcast.speech.live import LiveTranscription
     from kvcast.speech.params import LanguageParams, LiveParams, TranscribeParams
+    from kvcast.text.encoders import RankedDocument
     from kvcast.text.generation import TextPrompt
-    from kvcast.text.params import PromptParams
+    from kvcast.text.params import EmbedParams, PromptParams
     from kvcast.text.session import TextSession
     from kvcast.text.signatures import chats, chats_later, generates, generates_later
     from kvcast.text.texts import TextGeneration, TextStream
@@ -34,12 +35,14 @@ _METHODS = frozenset(
     {
         *("transcribe", "atranscribe", "transcribe_all", "live", "align", "detect_language"),
         *("generate", "agenerate", "generate_each", "stream", "chat", "achat", "chat_tokens"),
-        *("session", "score", "embed"),
+        *("session", "score", "embed", "rerank"),
     }
 )
 _ADVICE: "Mapping[Task, str]" = {
     "transcribe": "use transcribe, or load a text model",
     "generate": "use generate, or load another model",
+    "embed": "use embed, or load another model",
+    "rerank": "use rerank, or load another model",
 }
 
 
@@ -48,7 +51,7 @@ class MissingMethodError(UsageError, AttributeError):
 
 
 class Model(ABC):
-    """A loaded model: it transcribes recordings, or generates text.
+    """A loaded model: it transcribes recordings, generates or embeds texts, or ranks documents.
 
     `task` says which. A method that only other models have raises a UsageError, and `hasattr` does
     not find it. In a `with` statement it is closed at the end.
@@ -159,7 +162,18 @@ class Model(ABC):
         def score(self, text: TextPrompt, *, chunk: int = ...) -> Float32:
             raise NotImplementedError
 
-        def embed(self, texts: str | Sequence[TextPrompt]) -> Float32:
+        @keywords_of(EmbedParams)
+        def embed(self, texts: str | Sequence[TextPrompt], params: EmbedParams) -> Float32:
+            raise NotImplementedError
+
+        def rerank(
+            self,
+            query: str,
+            documents: Sequence[str],
+            *,
+            top_n: int | None = None,
+            truncate: bool = False,
+        ) -> list[RankedDocument]:
             raise NotImplementedError
 
     @abstractmethod

@@ -17,14 +17,15 @@ from kvcast.families.programs import CacheLayers, ProgramSignature
 from kvcast.spec.program import Program, ProgramWriter
 from kvcast.spec.runtimes import CALIBRATED
 
-Task: TypeAlias = Literal["transcribe", "generate"]
+Task: TypeAlias = Literal["transcribe", "generate", "embed", "rerank"]
 """The use of a model, by the name of the command."""
 
-Interface: TypeAlias = Literal["encoder-decoder", "decoder-only", "prefix"]
+Interface: TypeAlias = Literal["encoder-decoder", "decoder-only", "prefix", "encoder"]
 """How a runtime is driven, see `kvcast.runtimes.base`.
 
 "prefix": decoder-only, but the first call on an empty row takes the whole source, whose positions
-see each other; such a model also embeds sources.
+see each other; such a model also embeds sources. "encoder": without a cache, see
+`kvcast.runtimes.text_encoder`.
 """
 
 PROBE_STEPS = 28

@@ -1,7 +1,7 @@
 """Parts of programs that several families have."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from kvcast.families.programs import cache_names
 from kvcast.spec.program import Constant, Node, ProgramWriter, SelfAttention, SharedAttention
@@ -117,3 +117,52 @@ def split_heads(
         for apart in [write.step("unflatten", part, -1, [heads, -1])]
     ]
     return dict(zip(cache_names("cross", len(parts) // 2), parts, strict=True))
+
+
+class BertSizes(Protocol):
+    @property
+    def width(self) -> int:
+        """Size of a hidden state."""
+
+    @property
+    def inner(self) -> int:
+        """Inner width of a feed-forward."""
+
+    @property
+    def activation(self) -> str:
+        """Of the feed-forward; one of `sizes.ACTIVATIONS`."""
+
+    @property
+    def norm_eps(self) -> float:
+        """Of layer norms."""
+
+
+def bert_layer(
+    write: ProgramWriter, x: Node, i: int, sizes: BertSizes, mix: Callable[[Sequence[Node]], Node]
+) -> Node:
+    """Write a layer of BERT; `mix` attends, with query, key and value."""
+    layer, width, epsilon = f"layers.{i}", sizes.width, sizes.norm_eps
+    projected = write.linear(x, f"{layer}.attention.qkv", (3 * width, width), bias=True)
+    mixed = mix(write.split(projected, [width] * 3))
+    x = write.linear(mixed, f"{layer}.attention.out", (width, width), bias=True, residual=x)
+    x = write.layer_norm(x, f"{layer}.attention_norm", width, epsilon)
+    block, up, activation = f"{layer}.feed_forward", (sizes.inner, width), sizes.activation
+    fed = write.linear(x, f"{block}.up", up, bias=True, activation=activation)
+    x = write.linear(fed, f"{block}.down", up[::-1], bias=True, residual=x)
+    return write.layer_norm(x, f"{block}_norm", width, epsilon)
+
+
+def bias_by_distance(
+    write: ProgramWriter, table: str, farthest: int, positions: Node, sizes: Sequence[int | Node]
+) -> Node:
+    """Biases [rows, heads, queries, keys] of attention; `sizes` are rows, queries and keys.
+
+    `table`: a constant [heads, distances], of distances from -farthest to farthest; `positions` of
+    queries, [rows, queries].
+    """
+    keys = write.step("arange", sizes[-1], dtype="int64")
+    distances = write.step("sub", keys, write.step("unsqueeze", positions, 2))
+    index = write.step("add", write.step("clamp", distances, -farthest, farthest), farthest)
+    # Heads first, so that the transpose moves long rows.
+    by_head = write.step("index_select", Constant(table), 1, write.step("flatten", index))
+    return write.step("transpose", write.step("unflatten", by_head, 1, list(sizes)), 0, 1)

@@ -87,6 +87,21 @@ class StackWriter:
         tables = map(Constant, self.tables[self.stack.rotary_of(layer)])
         return dict(zip(("cosines", "sines"), tables, strict=True))
 
+    def encode(self, x: Node, layer: int, lengths: Node) -> Node:
+        """Write a layer whose positions, `lengths` of each input, see each other both ways."""
+        stack, name = self.stack, f"{self.name}.layers.{layer}.self_attention"
+        mixed = self.write.step(
+            "source_attention",
+            *self.qkv(self.before(x, name), name),
+            stack.heads,
+            stack.attention_scale,
+            lengths,
+            *self.angles(layer).values(),
+            window=stack.windows[layer] or 0,
+            softcap=stack.attention_softcap,
+        )
+        return self.feed_forward(self.add(x, mixed, name), layer)
+
     def before(self, x: Node, name: str) -> Node:
         """Return the input of a part of a layer."""
         return self.write.rms_norm(x, f"{name}_norm", self.stack.width, self.stack.norm_eps)

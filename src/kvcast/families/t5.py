@@ -19,6 +19,7 @@ from kvcast.families.blocks import (
     LENGTHS,
     TOKENS,
     attend,
+    bias_by_distance,
     cache_of,
     join_rows,
     new_positions,
@@ -34,8 +35,8 @@ from kvcast.families.stacks import (
     source_probe,
     source_programs,
 )
-from kvcast.spec.position_encodings import bucket_of
-from kvcast.spec.program import Constant, Node, Program, ProgramWriter
+from kvcast.spec.position_encodings import biases_by_distance, farthest_of
+from kvcast.spec.program import Node, Program, ProgramWriter
 from kvcast.spec.sizes import (
     ACTIVATIONS,
     require_layers,
@@ -213,39 +214,22 @@ def _bias(
     sizes: Sequence[int | Node],
     dimensions: T5Dimensions,
 ) -> Node:
-    """Return biases [rows, heads, queries, keys]; `sizes` are rows, queries and keys."""
-    keys, farthest = write.step("arange", sizes[-1], dtype="int64"), _farthest(dimensions)
-    distances = write.step("sub", keys, write.step("unsqueeze", positions, 2))
-    index = write.step("add", write.step("clamp", distances, -farthest, farthest), farthest)
     # The constant comes from this tensor.
     write.tensor(f"{stack}.bias.weight", dimensions.buckets, dimensions.heads)
-    # Heads first, so that the transpose moves long rows.
-    table, index = Constant(f"{stack}.bias_by_distance"), write.step("flatten", index)
-    by_head = write.step("index_select", table, 1, index)
-    return write.step("transpose", write.step("unflatten", by_head, 1, list(sizes)), 0, 1)
-
-
-def _farthest(dimensions: T5Dimensions) -> int:
-    return dimensions.max_distance + 1
+    table, farthest = f"{stack}.bias_by_distance", farthest_of(dimensions.max_distance)
+    return bias_by_distance(write, table, farthest, positions, sizes)
 
 
 def _constants(
     dimensions: T5Dimensions, tensors: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.generic]]:
-    """Biases [heads, distances] of distances from -farthest to farthest."""
-    farthest = _farthest(dimensions)
-    distances = np.arange(-farthest, farthest + 1)
     tables = {}
     for stack in ("encoder", "decoder"):
-        buckets = bucket_of(
-            distances,
-            dimensions.buckets,
-            dimensions.max_distance,
-            bidirectional=stack == "encoder",
-        )
+        sizes, two_ways = (dimensions.buckets, dimensions.max_distance), stack == "encoder"
         for name in _tables(dimensions, stack):
-            table = tensors[f"{name}.bias.weight"][buckets].T
-            tables[f"{name}.bias_by_distance"] = np.ascontiguousarray(table)
+            biases = tensors[f"{name}.bias.weight"]
+            table = biases_by_distance(biases, *sizes, bidirectional=two_ways)
+            tables[f"{name}.bias_by_distance"] = table
     return tables
 
 

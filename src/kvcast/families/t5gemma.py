@@ -127,19 +127,8 @@ def _encode(write: ProgramWriter, dimensions: T5GemmaDimensions) -> Program:
     stack = dimensions.encoder
     block = _writer(write, dimensions, "encoder")
     x = _embed(write, dimensions, "encoder", SOURCE)
-    for i, window in enumerate(stack.windows):
-        name = f"encoder.layers.{i}.self_attention"
-        mixed = write.step(
-            "source_attention",
-            *block.qkv(block.before(x, name), name),
-            stack.heads,
-            stack.attention_scale,
-            SOURCE_LENGTHS,
-            *block.angles(i).values(),
-            window=window or 0,
-            softcap=stack.attention_softcap,
-        )
-        x = block.feed_forward(block.add(x, mixed, name), i)
+    for i in range(stack.layers):
+        x = block.encode(x, i, SOURCE_LENGTHS)
     encoded = write.rms_norm(x, "encoder.norm", stack.width, stack.norm_eps)
     decoder, layers = dimensions.decoder, range(dimensions.decoder.layers)
     if not dimensions.merged:

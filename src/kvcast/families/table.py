@@ -13,6 +13,7 @@ from kvcast.families.moonshine import MOONSHINE
 from kvcast.families.parakeet import PARAKEET
 from kvcast.families.t5 import T5
 from kvcast.families.t5gemma import T5GEMMA
+from kvcast.families.text_encoder import CROSS_ENCODER, TEXT_ENCODER
 from kvcast.families.unilm import UNILM
 from kvcast.families.whisper import WHISPER
 
@@ -29,6 +30,8 @@ FAMILIES: Mapping[str, Family] = {
         MOONSHINE,
         CANARY,
         PARAKEET,
+        TEXT_ENCODER,
+        CROSS_ENCODER,
     )
 }
 

@@ -8,6 +8,7 @@ embedding.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvcast.families.blocks import (
     LENGTHS,
     TOKENS,
     attend,
+    bert_layer,
     cache_of,
     join_rows,
     new_positions,
@@ -156,8 +158,13 @@ def _write_prefix(
     if embedded != width:
         x = write.linear(x, "projection", (width, embedded), bias=True)
     bias = _bias(write, sources, positions)
+    scale = dimensions.head_dim**-0.5
+    options: dict[str, Any] = {"bias": bias, "causal": False}
+    if dimensions.rotary is not None:
+        options |= {name: Constant(name) for name in _ANGLES}
     for i in range(dimensions.layers):
-        x = _layer(write, x, i, bias, dimensions)
+        mix = partial(attend, write, i, scale=scale, **options)
+        x = bert_layer(write, x, i, dimensions, mix)
     hidden = select_asked(write, x)
     shape, activation = (embedded, width), dimensions.activation
     x = write.linear(hidden, "head.transform", shape, bias=True, activation=activation)
@@ -173,21 +180,6 @@ def _bias(write: ProgramWriter, sources: Node, positions: Node) -> Node:
     slots = write.step("arange", write.size(cache_of("past", 0)[1], 2), dtype="int32")
     visible = write.step("lt", slots, write.step("unsqueeze", seen, 2))
     return write.step("unsqueeze", write.step("where", visible, 0.0, -float("inf")), 1)
-
-
-def _layer(write: ProgramWriter, x: Node, i: int, bias: Node, dimensions: UnilmDimensions) -> Node:
-    layer, size, epsilon = f"layers.{i}", dimensions.head_dim, dimensions.norm_eps
-    width, inner = dimensions.width, dimensions.inner
-    projected = write.linear(x, f"{layer}.attention.qkv", (3 * width, width), bias=True)
-    qkv = write.split(projected, [dimensions.heads * size] * 3)
-    angles = {} if dimensions.rotary is None else {name: Constant(name) for name in _ANGLES}
-    mixed = attend(write, i, qkv, size**-0.5, bias=bias, causal=False, **angles)
-    x = write.linear(mixed, f"{layer}.attention.out", (width, width), bias=True, residual=x)
-    x = write.layer_norm(x, f"{layer}.attention_norm", width, epsilon)
-    block, up, activation = f"{layer}.feed_forward", (inner, width), dimensions.activation
-    fed = write.linear(x, f"{block}.up", up, bias=True, activation=activation)
-    x = write.linear(fed, f"{block}.down", up[::-1], bias=True, residual=x)
-    return write.layer_norm(x, f"{block}_norm", width, epsilon)
 
 
 def _constants(

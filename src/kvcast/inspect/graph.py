@@ -13,6 +13,7 @@ from kvcast.bundle.manifest import is_bundle, read_bundle
 from kvcast.bundle.packages import bundle_of, read_on_trust, unvouched_package
 from kvcast.checkpoints.source import open_checkpoint
 from kvcast.inspect.units import plural, size, table
+from kvcast.loading.components import require_cache
 from kvcast.loading.opening import check_request, checked_dimensions, export_once, locate_model
 from kvcast.loading.params import LoadParams
 from kvcast.runtimes.copies import traffic_of, traffic_of_checkpoint
@@ -43,7 +44,9 @@ def read_traffic(model: str, params: LoadParams, sizes: CallSizes) -> ModelTraff
         runtime = params.runtime or default_runtime(params.precision, params.on_phase)
         precision = RUNTIMES[runtime].choose_opening(params.precision)
         if RUNTIMES[runtime].direct and not precision.calibrated:
-            return traffic_of_checkpoint(open_checkpoint(folder), runtime, precision, sizes)
+            checkpoint = open_checkpoint(folder)
+            require_cache(model, checkpoint.family)
+            return traffic_of_checkpoint(checkpoint, runtime, precision, sizes)
         folder, manifest = export_once(folder, model, params, None)
     check_request(folder, manifest, params.runtime, params.precision)
     checked_dimensions(folder, manifest)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvcast.checkpoints.hub import PUBLISHED
 from kvcast.checkpoints.hub_names import SPEECH, TEXT
 from kvcast.checkpoints.source import known_types
-from kvcast.families.base import Task
+from kvcast.families.base import Family, Task
 from kvcast.families.table import FAMILIES
 from kvcast.spec.runtimes import RUNTIMES
 
@@ -56,7 +56,7 @@ def catalogue() -> Catalogue:
                 title=family.title,
                 task=family.task,
                 types=[
-                    KnownType(name=name, formats=formats, example=PUBLISHED.get(name, ""))
+                    KnownType(name=name, formats=formats, example=_example(family, name))
                     for name, formats in sorted(types.get(family.dimensions, {}).items())
                 ],
             )
@@ -76,6 +76,11 @@ def catalogue() -> Catalogue:
             for name, runtime in RUNTIMES.items()
         ],
     )
+
+
+def _example(family: Family, name: str) -> str:
+    """Return a published model of a type, of which several families may have one."""
+    return PUBLISHED.get(f"{name} ({family.task})", PUBLISHED.get(name, ""))
 
 
 def _default_first(words: Sequence[str], default: str) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 from kvcast.bundle.manifest import MANIFEST, Manifest, is_bundle
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.source import read_dimensions
-from kvcast.errors import InputOutputError, KvcastError
+from kvcast.errors import InputOutputError, KvcastError, UsageError
+from kvcast.families.base import Family
 from kvcast.families.table import family_with
 from kvcast.spec.runtimes import imported
 
@@ -46,10 +47,21 @@ def _tokenizer(dimensions: Any, text: Mapping[str, bytes]) -> Any:
     return imported(family_with(dimensions).tokenizer)(text, dimensions)
 
 
+def require_cache(name: str | Path, family: Family) -> None:
+    """Raise UsageError for a model without a KV cache."""
+    if family.interface == "encoder":
+        raise UsageError(
+            f"{name} is a {family.title.lower()}, which has no KV cache: kvcast {family.task}, "
+            "kvcast serve and kvcast.load open it directly, with --runtime native or eager"
+        )
+
+
 def dimensions_of(path: Path) -> Any:
-    """Read dimensions, without weights; raises KvcastError with one line."""
+    """Read dimensions, without weights, of a model with a cache; KvcastError with one line."""
     if not is_bundle(path):
-        return read_dimensions(path)
+        dimensions = read_dimensions(path)
+        require_cache(path, family_with(dimensions))
+        return dimensions
     # Not `read_bundle`, which would read all weights for their checksums.
     try:
         manifest = Manifest.from_json((path / MANIFEST).read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ from kvcast.engine.model import Model
 from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.table import family_of
+from kvcast.loading.components import require_cache
 from kvcast.loading.export_proof import TOLERANCE, at_once, generate_greedily, likeliest, steps_of
 from kvcast.loading.opening import NO_ADAPTERS, checked_dimensions, open_model
 from kvcast.loading.params import LoadParams
@@ -66,6 +67,7 @@ def examine_model(model: str, *, prove: bool, adapters: Sequence[str] = ()) -> d
     }
     if not prove:
         return report | {"proof": None}
+    require_cache(model, source.family)
     runtime = _runtime(source, manifest, interpreter)
     del interpreter  # one set of packed matrices at a time
     return report | {"proof": proof(source, manifest, runtime)}

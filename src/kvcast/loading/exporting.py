@@ -22,7 +22,7 @@ from kvcast.errors import InputOutputError, KvcastError, UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import KEY_VALUE
 from kvcast.keywords import keywords_of
-from kvcast.loading.components import model_of, programs_of, special_tokens
+from kvcast.loading.components import model_of, programs_of, require_cache, special_tokens
 from kvcast.loading.export_proof import prove
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.params import ExportParams
@@ -120,6 +120,7 @@ def export_folder(
     digest = fingerprint(source)
     check_recipe(precision, source, name, adapters)
     checkpoint = open_checkpoint(source, adapters)
+    require_cache(name, checkpoint.family)
     _check_layers(runtime, checkpoint)
     if precision.calibrated:
         _check_calibration(checkpoint.family, checkpoint.dimensions)

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 _OTHER_TASK: Mapping[Task, str] = {
     "transcribe": "turns recordings into text and takes no prompt: use kvcast transcribe",
     "generate": "generates text and does not listen: use kvcast generate",
+    "embed": "turns texts into vectors: use kvcast embed",
+    "rerank": "ranks documents for a query: use kvcast rerank",
 }
 
 NO_ADAPTERS = "is a bundle, which takes no adapters: export its model again, with --adapter"

@@ -12,6 +12,7 @@ from kvcast.bundle.manifest import is_bundle
 from kvcast.checkpoints.source import fingerprint, locate, open_adapters, open_checkpoint
 from kvcast.errors import UsageError
 from kvcast.inspect.units import grid
+from kvcast.loading.components import require_cache
 from kvcast.loading.opening import open_model
 from kvcast.loading.params import LoadParams
 from kvcast.machine.resources import available_cores
@@ -65,6 +66,7 @@ def find_recipe(model: str, params: QuantizeParams) -> Found:
         raise UsageError(f"{model} is a bundle: give the checkpoint that it was exported from")
     adapters = open_adapters(params.adapter, params.on_phase)
     checkpoint, threads = open_checkpoint(place, adapters), params.threads or available_cores()
+    require_cache(model, checkpoint.family)
     exact: Any = open_model(
         model,
         LoadParams(

@@ -23,6 +23,7 @@ from kvcast.errors import KvcastError
 from kvcast.server.anthropic_messages import count_tokens, messages
 from kvcast.server.chat_completions import chat_completions, completions
 from kvcast.server.dispatch import Calls, State
+from kvcast.server.embeddings import embeddings, rerank
 from kvcast.server.errors import MESSAGES, ApiError, GoneError, api_error, document_for
 from kvcast.server.metrics import Metrics, RequestLog
 from kvcast.server.middleware import Guard
@@ -39,10 +40,11 @@ from kvcast.server.request_models import (
     EmbeddingsRequest,
     MessagesRequest,
     ModelRequest,
+    RerankRequest,
     ResponsesRequest,
     Text2TextRequest,
 )
-from kvcast.server.text2text import embeddings, text2text
+from kvcast.server.text2text import text2text
 from kvcast.server.transcriptions import Recordings, SpeechForm, TranscriptionForm, speech
 
 PAGE = Path(__file__).parent / "page"
@@ -208,6 +210,12 @@ def _add_text_routes(app: FastAPI, state: State) -> None:
     async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         await state.enter(request, body)
         return await embeddings(state, request, body)
+
+    @routes.post("/v1/rerank", tags=["texts"], responses=_ERRORS)
+    async def create_ranking(request: Request, body: RerankRequest) -> Response:
+        """Order documents by their relevance for a query."""
+        await state.enter(request, body)
+        return await rerank(state, request, body)
 
     app.include_router(routes)
 

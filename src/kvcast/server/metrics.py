@@ -77,6 +77,10 @@ class RequestLog:
         """Count the tokens of a prompt's texts; a request may have several prompts."""
         request.scope["state"].setdefault("usage", _Usage()).add(texts)
 
+    def prompts(self, request: HTTPConnection, tokens: int) -> None:
+        """Count the tokens of texts that are only read."""
+        request.scope["state"]["usage"] = _Usage(prompt_tokens=tokens)
+
     def recording(
         self,
         request: HTTPConnection,
@@ -244,7 +248,7 @@ class Metrics:
         )
         self._whole = histogram(
             "vllm:e2e_request_latency_seconds",
-            "Until a text's last token, or a recording's.",
+            "Until a text's last token, a recording's, or a vector.",
             _WHOLE,
         )
         self._requests = Counter(
@@ -281,6 +285,10 @@ class Metrics:
                 self._whole.labels(model).observe(time.monotonic() - began)
 
         job.when_done(measure)
+
+    def took(self, model: str, seconds: float) -> None:
+        """Measure a request that generates nothing."""
+        self._whole.labels(model).observe(seconds)
 
     def watch(self, model: str, job: Job[Any, Any]) -> None:
         job.when_done(lambda: self._measure(model, job))

@@ -17,6 +17,9 @@ from kvcast.spec.sizes import MOST_POSITIONS
 from kvcast.tokenizers.base import longest_token
 
 SPEECH, CHAT, COMPLETION, TEXT2TEXT = "speech", "chat", "completion", "text2text"
+EMBEDDING, RERANKING = "embedding", "reranking"
+_BY_TASK = {"transcribe": SPEECH, "embed": EMBEDDING, "rerank": RERANKING}
+_GENERATING = (CHAT, COMPLETION, TEXT2TEXT)
 
 USUAL_NAMES: Mapping[str, Sequence[str]] = {
     SPEECH: ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"),
@@ -28,6 +31,14 @@ USUAL_NAMES: Mapping[str, Sequence[str]] = {
 """OpenAI's names, which clients have as their defaults, by the kind of model."""
 
 _GENERATES = "does not transcribe: use a speech model"
+ENCODING = {
+    EMBEDDING: "turns texts into vectors: use /v1/embeddings",
+    RERANKING: "ranks documents for a query: use /v1/rerank",
+}
+NOT_RANKING = dict.fromkeys(
+    (SPEECH, *_GENERATING, EMBEDDING), "ranks no documents: use a cross-encoder"
+)
+"""Kinds of models that an endpoint refuses, with what follows the model's name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +47,8 @@ class Served:
 
     name: str
     engine: Engine
-    kind: str  # "speech", "chat" (it has a chat template), "completion" or "text2text"
+    # "speech", "chat" (it has a chat template), "completion", "text2text", "embedding", "reranking"
+    kind: str
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     @property
@@ -70,7 +82,7 @@ class Served:
 
     def prepare(self) -> None:
         """Compute in advance the tables that the first request would wait for."""
-        if self.kind != SPEECH:
+        if self.kind in _GENERATING:
             _ = self.longest_token
             self.model.generation.grammars.prepare()
 
@@ -107,8 +119,8 @@ def with_usual_names(served: Sequence[Served]) -> list[Served]:
 
 def kind_of(model: Any) -> str:
     """Return the kind of a loaded model; asks its chat template."""
-    if model.task == "transcribe":
-        return SPEECH
+    if model.task in _BY_TASK:
+        return _BY_TASK[model.task]
     if not hasattr(model, "chat_tokens"):
         return TEXT2TEXT
     try:
@@ -256,7 +268,7 @@ class Models:
         return model
 
     def speech_model(self, name: str) -> Served:
-        return self.of_kind(name, dict.fromkeys((CHAT, COMPLETION, TEXT2TEXT), _GENERATES))
+        return self.of_kind(name, dict.fromkeys((*_GENERATING, EMBEDDING, RERANKING), _GENERATES))
 
     def first_name(self, served: Served) -> str:
         """Return the first name of a model, under which it is counted."""

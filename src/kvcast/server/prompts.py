@@ -10,11 +10,11 @@ from kvcast.chat.tool_calls import ToolForm
 from kvcast.decoding.grammar import Grammar
 from kvcast.errors import UsageError
 from kvcast.server.errors import ApiError
-from kvcast.server.model_registry import COMPLETION, SPEECH, TEXT2TEXT, Served
+from kvcast.server.model_registry import COMPLETION, ENCODING, SPEECH, TEXT2TEXT, Served
 from kvcast.server.request_models import Sampled, Shaped
 from kvcast.text.params import GenerationDefaults
 
-NOT_GENERATING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions"}
+NOT_GENERATING = {SPEECH: "turns recordings into text: use /v1/audio/transcriptions", **ENCODING}
 
 
 def keywords(

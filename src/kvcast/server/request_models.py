@@ -243,7 +243,30 @@ class EmbeddingsRequest(Body):
         _PROMPTS,
     ]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: Annotated[
+        str | None, Field(max_length=100, description="of the model's prompts, such as query")
+    ] = None
+    truncate: Annotated[bool | None, Field(description="cut a text that is too long")] = None
+
+
+class RerankRequest(Body):
+    """Cohere's and Jina's: a query, and documents to order by relevance for it."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[
+        list[
+            Annotated[
+                Annotated[str, Tag(_TEXT)] | Annotated[_Object, Tag(_OBJECT)], _TEXT_OR_OBJECT
+            ]
+        ],
+        Field(min_length=1, max_length=MOST_EMBEDDED, fail_fast=True),
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    truncate: Annotated[
+        bool | None, Field(description="cut a document that with the query is too long")
+    ] = None
 
 
 class TextFormat(BaseModel):

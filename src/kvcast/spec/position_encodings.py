@@ -207,3 +207,18 @@ def bucket_of(
     shared = np.minimum(exact + scaled.astype(np.int64), buckets - 1)
     indices: NDArray[np.int64] = np.where(far < exact, far, shared)
     return indices + buckets * (distances > 0) if bidirectional else indices
+
+
+def farthest_of(max_distance: int) -> int:
+    """Return the distance from which on all share their biases."""
+    return max_distance + 1
+
+
+def biases_by_distance(
+    table: NDArray[Any], buckets: int, max_distance: int, *, bidirectional: bool
+) -> NDArray[Any]:
+    """Biases [heads, distances] from a table [buckets, heads], of distances up to the farthest."""
+    farthest = farthest_of(max_distance)
+    distances = np.arange(-farthest, farthest + 1)
+    chosen = bucket_of(distances, buckets, max_distance, bidirectional=bidirectional)
+    return np.ascontiguousarray(table[chosen].T)

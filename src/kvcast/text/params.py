@@ -11,11 +11,13 @@ from kvcast.decoding.grammar import Grammar
 from kvcast.decoding.params import SamplingParams, check_switch
 from kvcast.errors import KvcastError, UsageError
 from kvcast.foreign_options import TEXT_CALLS, ForeignOptions
-from kvcast.options import FILLED, Check, Group, Text, plain
+from kvcast.options import FILLED, Check, Group, Params, Text, plain
 
 CONVERSATION = Group("conversation")
 TRANSLATION = Group("translation")
 STRUCTURE = Group("structured output")
+EMBEDDING = Group("embedding")
+RANKING = Group("ranking")
 
 
 class _Schema(Check):
@@ -111,6 +113,42 @@ class ChatParams(PromptParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_switch("stream", self.stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedParams(Params):
+    """How texts are embedded."""
+
+    prompt_name: str | None = EMBEDDING(
+        None, check=FILLED, metavar="NAME", shown="the model's, if it has one"
+    )("put the model's prompt of this name before each text, such as query or document")
+    prompt: str | None = EMBEDDING(None, check=Text(), metavar="TEXT")(
+        "put this before each text, instead of a prompt of the model"
+    )
+    dimensions: int | None = EMBEDDING(None, least=1, shown="all")(
+        "keep so many of each vector's first values, and give it length 1; for models trained "
+        "for it (Matryoshka)"
+    )
+    truncate: bool = EMBEDDING(False)(
+        "cut the end of a text that is longer than the model takes, instead of refusing it"
+    )
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt is not None and self.prompt_name is not None:
+            raise UsageError("prompt and prompt_name exclude each other: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankParams(Params):
+    """How documents are ranked for a query."""
+
+    top_n: int | None = RANKING(None, least=1, shown="all")("documents to return, the best ones")
+    truncate: bool = RANKING(False)(
+        "cut the end of a document that with the query is longer than the model takes, instead of "
+        "refusing it"
+    )
 
 
 _P = TypeVar("_P", bound=SamplingParams)

@@ -14,7 +14,9 @@ from kvcast.families.stacks import SourceSizes
 from kvcast.families.t5 import T5Dimensions
 from kvcast.families.t5gemma import T5GemmaDimensions
 from kvcast.families.unilm import UnilmDimensions
+from kvcast.keywords import keywords_of
 from kvcast.runtimes.base import EncoderDecoder, Float32, Int32, Int64, PrefixRuntime, exclusive
+from kvcast.text.encoders import check_dimensions, chosen_prompt, shortened
 from kvcast.text.generation import (
     EncodedText,
     GenerationTask,
@@ -23,7 +25,7 @@ from kvcast.text.generation import (
     is_one_prompt,
 )
 from kvcast.text.model import TextGenerator
-from kvcast.text.params import PromptParams
+from kvcast.text.params import EmbedParams, PromptParams
 from kvcast.text.sentences import Part, split
 from kvcast.text.structured_output import Grammars
 from kvcast.text.texts import TextGeneration
@@ -250,7 +252,7 @@ class UnilmModel(SourceTextModel):
             )
         )
         self.runtime: PrefixRuntime = runtime
-        self.dimensions = dimensions
+        self.dimensions: UnilmDimensions = dimensions
 
     @override
     def finished(
@@ -258,19 +260,38 @@ class UnilmModel(SourceTextModel):
     ) -> list[TextGeneration]:
         return self._ranked(prompt, texts) if params.n > 1 else texts
 
-    def embed(self, texts: str | Sequence[TextPrompt | EncodedText]) -> Float32:
-        """Return the pooled embeddings of texts (or their tokens), fp32 [texts, width].
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text to embed."""
+        return self.dimensions.max_positions
+
+    @keywords_of(EmbedParams)
+    def embed(
+        self, texts: str | Sequence[TextPrompt | EncodedText], params: EmbedParams
+    ) -> Float32:
+        """Return the pooled embeddings of texts (or their tokens), fp32 [texts, dimensions].
 
         Raises UsageError for no texts, and texts that are empty or longer than the model takes.
         """
         several: Any = [texts] if is_one_prompt(texts) else texts
         if not len(several):
             raise UsageError("there is no text: give at least one")
-        sources = [self._encoded(text) for text in several]
+        check_dimensions(params.dimensions, self.dimensions.width)
+        sources = [self.source(text, params) for text in several]
         for source in sources:
-            replace(self._limits, prompt=self.dimensions.max_positions).check(source)
+            replace(self._limits, prompt=self.longest_text).check(source)
         with exclusive(self.runtime):
-            return self.runtime.embed(sources)
+            vectors_nd = self.runtime.embed(sources)
+        return shortened(vectors_nd, params.dimensions, normalized=False)
+
+    def source(self, text: TextPrompt | EncodedText, params: EmbedParams) -> Int64:
+        """Return the tokens of a text to embed, which may be too many."""
+        if isinstance(text, str):
+            text = chosen_prompt({}, None, params) + text
+        tokens, most = self._encoded(text), self.dimensions.max_positions
+        if params.truncate and len(tokens) > most:
+            tokens = np.append(tokens[: most - 1], tokens[-1])
+        return tokens
 
     def _ranked(
         self, source: TextPrompt | EncodedText, texts: Sequence[TextGeneration]

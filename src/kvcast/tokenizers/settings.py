@@ -38,7 +38,7 @@ class TextSettings:
     @property
     def kind(self) -> str | None:
         """The kind of tokenizer, if its files do not show it."""
-        return self._text("tokenizer")
+        return self.text("tokenizer")
 
     @property
     def end_tokens(self) -> list[int]:
@@ -50,12 +50,9 @@ class TextSettings:
 
     @property
     def constants(self) -> dict[str, str]:
-        values = {name: self._text(name) for name in ("bos_token", "eos_token")}
+        values = {name: self.text(name) for name in ("bos_token", "eos_token")}
         named = {name: value for name, value in values.items() if value is not None}
-        others = self.fields.get("special_tokens", {})
-        if not isinstance(others, dict) or not all(type(text) is str for text in others.values()):
-            raise _damaged("special_tokens are not texts by name")
-        return named | others
+        return named | self.texts("special_tokens")
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -94,19 +91,26 @@ class TextSettings:
 
     @property
     def source_language(self) -> str | None:
-        return self._text("source_language")
+        return self.text("source_language")
 
     @property
     def language_codes(self) -> str | None:
-        return self._text("language_codes")
+        return self.text("language_codes")
 
     @property
     def language_place(self) -> Literal["first", "last"] | None:
-        match self._text("language_place"):
+        match self.text("language_place"):
             case None | "first" | "last" as place:
                 return place
             case _:
                 raise _damaged("language_place is neither first nor last")
+
+    def texts(self, name: str) -> dict[str, str]:
+        """By name; none if the field is missing."""
+        values = self.fields.get(name, {})
+        if not isinstance(values, dict) or not all(type(text) is str for text in values.values()):
+            raise _damaged(f"{name} are not texts by name")
+        return values
 
     def flag(self, name: str) -> bool:
         value = self.fields.get(name)
@@ -121,7 +125,7 @@ class TextSettings:
             raise _damaged(f"{name} is not a whole number from 0 to {most}")
         return value
 
-    def _text(self, name: str) -> str | None:
+    def text(self, name: str) -> str | None:
         value = self.fields.get(name)
         if not isinstance(value, str | None):
             raise _damaged(f"{name} is not a text")

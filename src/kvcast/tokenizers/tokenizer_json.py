@@ -43,8 +43,8 @@ from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.base import TextTokenizer
 from kvcast.tokenizers.decoder import Spelling, TextStream, TokenDecoder, joined, read_decoder
 from kvcast.tokenizers.validation import check_bounds, check_charsmap, steps
-from kvcast.tokenizers.vocabulary import SENTINEL, ids_of
-from tokenizers import AddedToken, Tokenizer
+from kvcast.tokenizers.vocabulary import SENTINEL, encoding_of, ids_of
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 _FIRST_STAND_IN = 0x10F000  # in the last private use plane
 
@@ -70,7 +70,7 @@ class JsonTokenizer(TextTokenizer):
             check_bounds(description)
             _check(description)
             self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-            spelling, leading_spaces = read_decoder(description.get("decoder"))
+            spelling, leading_spaces = self.read_spelling(description)
             self._tokenizer.add_tokens([AddedToken(**token) for token in added_tokens])
             added = self._tokenizer.get_added_tokens_decoder().values()
             known = {token.content for token in added}
@@ -94,6 +94,10 @@ class JsonTokenizer(TextTokenizer):
                 f"end token {unknown[0]} is not in {label}: the files belong to two models"
             )
 
+    def read_spelling(self, description: Mapping[str, Any]) -> tuple[Spelling, int]:
+        """Return how tokens spell bytes, and the spaces before a text; ValueError if unknown."""
+        return read_decoder(description.get("decoder"))
+
     @property
     @override
     def vocab_size(self) -> int:
@@ -103,7 +107,7 @@ class JsonTokenizer(TextTokenizer):
     @override
     def encode(self, text: str) -> list[int]:
         whole = whole_characters(text)
-        return self._encode(self._neutral(whole), [whole], add_special_tokens=True)
+        return self._encode(self.neutral(whole), [whole], add_special_tokens=True)
 
     @override
     def encode_ready(self, text: str) -> list[int]:
@@ -145,7 +149,7 @@ class JsonTokenizer(TextTokenizer):
             return ids_of(self._tokenizer, prompt, add_special_tokens=False)
 
     def _rendered(self, template: ChatTemplate, whole: Conversation) -> str:
-        neutral = whole.map_strings(self._neutral)
+        neutral = whole.map_strings(self.neutral)
         return template.render(neutral.messages, neutral.tools)
 
     def _with_tools_in_words(
@@ -190,9 +194,16 @@ class JsonTokenizer(TextTokenizer):
         return self.decoder.stream()
 
     def _encode(self, prompt: str, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.encoding(prompt, texts, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encoding(
+        self, prompt: str | tuple[str, ...], texts: Sequence[str], *, add_special_tokens: bool
+    ) -> Encoding:
+        """Encode a prompt, or a pair of texts, made `neutral` of users' texts."""
         with _one_line(f"{self._what} cannot take this text"):
             tokenizer = self._twin if any(map(self._spells_special, texts)) else self._tokenizer
-            return ids_of(tokenizer, prompt, add_special_tokens=add_special_tokens)
+            return encoding_of(tokenizer, prompt, add_special_tokens=add_special_tokens)
 
     def _token_bytes(self, token: int) -> bytes:
         if added := self._added.get(token):
@@ -226,7 +237,7 @@ class JsonTokenizer(TextTokenizer):
         ]
         return re.compile("|".join(patterns) or "(?!)")
 
-    def _neutral(self, text: str) -> str:
+    def neutral(self, text: str) -> str:
         """Insert stand-ins, so that no special token can be recognised."""
         return self._special.sub(lambda match: self._stand_ins[match[0]], text)
 

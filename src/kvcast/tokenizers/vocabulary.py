@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcast.errors import KvcastError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 _MOST = 1 << 31
 
@@ -137,10 +137,17 @@ def sentinel(number: int) -> str:
 
 
 def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Encode a batch of one: `encode` would hold the interpreter's lock, blocking threads."""
-    [encoding] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-    ids: list[int] = encoding.ids
+    ids: list[int] = encoding_of(tokenizer, text, add_special_tokens=add_special_tokens).ids
     return ids
+
+
+def encoding_of(
+    tokenizer: Tokenizer, text: str | tuple[str, ...], *, add_special_tokens: bool
+) -> Encoding:
+    """Encode a batch of one: `encode` would hold the interpreter's lock, blocking threads."""
+    given = text[0] if isinstance(text, tuple) and len(text) == 1 else text
+    [encoding] = tokenizer.encode_batch([given], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:

@@ -17,7 +17,7 @@ from kvcast.errors import UsageError
 from kvcast.families.base import Family
 from kvcast.families.programs import CacheLayers
 from kvcast.families.table import family_with
-from kvcast.loading.components import programs_of
+from kvcast.loading.components import programs_of, require_cache
 from kvcast.loading.export_proof import RecordedOutputs, read_record
 from kvcast.loading.isolation import remember_success
 from kvcast.loading.opening import OpenedModel, open_model
@@ -117,6 +117,7 @@ def open_subject(
     opened = open_model(model, alone)
     manifest = _manifest(opened)
     dimensions: Any = opened.model.dimensions
+    require_cache(model, family_with(dimensions))
     place = locate(against or model, params.on_phase)
     checkpoint = None
     if against is not None or not _is_bundle(model):

@@ -34,6 +34,7 @@ from kvcast.spec.stored_matrices import (
     rounded,
 )
 
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SPLIT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
 _MAX_RANK = 4
@@ -154,7 +155,7 @@ def _whole(file: GgufFile, name: str, default: int) -> int:
 
 def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
     """Return the tensor count and the metadata count from the header."""
-    if cursor.take(4).tobytes() != b"GGUF":
+    if cursor.take(len(MAGIC)).tobytes() != MAGIC:
         raise KvcastError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version = cursor.number("<u4")
     if version % 65536 == 0:

@@ -22,7 +22,7 @@ from kvcast.checkpoints.base import (
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD
 from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS, Values
-from kvcast.checkpoints.gguf.file import GgufFile, GgufTensor, read_gguf, read_parts
+from kvcast.checkpoints.gguf.file import MAGIC, GgufFile, GgufTensor, read_gguf, read_parts
 from kvcast.checkpoints.gguf.latents import STACKS, latent_tensors
 from kvcast.checkpoints.gguf.tensors import CHOICE_BIAS, KEY_NORM, QUERY_NORM
 from kvcast.checkpoints.gguf.tokenizer import read_text
@@ -178,7 +178,13 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    return path.suffix.lower() == SUFFIX and path.is_file()
+    """Whether a file has GGUF's name, or its content under another name."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == SUFFIX:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 READER = CheckpointReader(

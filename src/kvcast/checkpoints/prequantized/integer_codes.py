@@ -129,7 +129,7 @@ class IntegerCodes:
 
     def _blocks(self, encoding: Encoding) -> NDArray[np.uint8]:
         has_zeros = encoding == Encoding.INT4_ZERO_POINT
-        codes = self.codes() - self.range[0] if has_zeros else self._signed()
+        codes: NDArray[Any] = self.codes() - self.range[0] if has_zeros else self._signed()
         codes = codes.reshape(self.shape[0], -1, BLOCK)
         parts = [self._halves(self.scales)]
         if self.least is not None:
@@ -158,7 +158,8 @@ class IntegerCodes:
 def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack codes of 4 bits [..., 32] as ggml's blocks have them, [..., 16]."""
     low, high = np.split(codes, 2, axis=-1)
-    return low | high << 4
+    packed: NDArray[np.uint8] = low | high << 4
+    return packed
 
 
 def of_int8(

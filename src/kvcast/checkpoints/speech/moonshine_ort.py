@@ -120,7 +120,7 @@ class _Graph:
             scales=self._of_outputs(f"{base}_scale", outputs, "float32"),
             zeros=self._of_outputs(f"{base}_zero_point", outputs, codes.dtype.name),
             group=inputs,
-            packed=codes,
+            packed=StoredTensor(shape=codes.shape, read=lambda: codes, nbytes=codes.nbytes),
         ).stored()
 
     def _of_outputs(self, name: str, outputs: int, dtype: str) -> np.ndarray[Any, Any]:
@@ -225,7 +225,7 @@ def _text(path: Path, vocab_size: int) -> dict[str, bytes]:
             "byte_fallback": True,
         },
     }
-    about = {"end_tokens": [_END], "bos_token": None, "eos_token": spelled[_END]}
+    about: dict[str, Any] = {"end_tokens": [_END], "bos_token": None, "eos_token": spelled[_END]}
     about |= {"generation": {}, "translates": False}
     return {
         "tokenizer.json": json.dumps(description).encode(),

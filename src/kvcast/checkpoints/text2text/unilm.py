@@ -126,6 +126,13 @@ def unilm_dimensions(config: Mapping[str, Any], label: str) -> UnilmDimensions:
     )
 
 
+_ADVICE = {
+    "roformer": "save the model from RoFormerForMaskedLM",
+    "bert": "save the model from BertForMaskedLM; to embed texts, config.json must name BertModel "
+    "in architectures, and to rank documents BertForSequenceClassification with one label",
+}
+
+
 def _own_tensors(
     stored: Mapping[str, StoredTensor], kind: str, label: str
 ) -> dict[str, StoredTensor]:
@@ -136,8 +143,8 @@ def _own_tensors(
     }
     if not any(name.startswith(f"{_HEAD}.") for name in own):
         raise KvcastError(
-            f"{label} has no masked-LM head ({_HEAD}.*), which a UniLM generates with: save the "
-            f"model from {'RoFormer' if kind == 'roformer' else 'Bert'}ForMaskedLM"
+            f"{label} has no masked-LM head ({_HEAD}.*), which a UniLM generates with: "
+            f"{_ADVICE[kind]}"
         )
     for name, original in _COPIES.items():
         copy = own.pop(name, None)

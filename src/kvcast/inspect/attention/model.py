@@ -19,7 +19,7 @@ from kvcast.families.base import Family
 from kvcast.families.programs import empty_caches
 from kvcast.families.table import family_with
 from kvcast.inspect.attention.weights import Kind, LayerWeights, attention_kinds, layer_weights
-from kvcast.loading.components import model_of, programs_of
+from kvcast.loading.components import model_of, programs_of, require_cache
 from kvcast.runtimes.base import Float32, Int64, Tokens
 from kvcast.runtimes.reference import Reference, check_reference, reference_of
 from kvcast.spec.program import Program
@@ -135,6 +135,7 @@ class InspectedModel:
         if is_bundle(located):
             raise UsageError(f"{name} is a bundle: give the checkpoint that it was exported from")
         checkpoint = open_checkpoint(located)
+        require_cache(name, checkpoint.family)
         check_reference()
         reference = reference_of(checkpoint, lambda: programs_of(checkpoint), on_phase)
         reader = AttentionReader(checkpoint, reference)

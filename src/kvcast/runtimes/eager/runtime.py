@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvcast.runtimes.cache import CachedRuntime, CacheHandle
 from kvcast.runtimes.calls import Run
 from kvcast.runtimes.memory import Layer, TurningRing, recurrent_layers
 from kvcast.runtimes.prefix import EmbeddingRuntime
+from kvcast.runtimes.text_encoder import TextEncoderRuntime
 from kvcast.spec.ring import neighbours
 
 
@@ -290,10 +292,30 @@ class EagerPrefix(EagerDecoderOnly, EmbeddingRuntime):
         return pooled_nx
 
 
+class EagerTextEncoder(TextEncoderRuntime):
+    def __init__(self, model: Model) -> None:
+        inputs = family_with(model.dimensions).programs(model.dimensions)
+        super().__init__(
+            asdict(model.dimensions), {name: each.inputs for name, each in inputs.items()}
+        )
+        self._model = model
+
+    @override
+    @torch.inference_mode()
+    def run(
+        self, program: str, given: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+    ) -> Float32:
+        # Copies in torch's alignment, on which the order of additions may depend.
+        [result] = self._model[program](*(torch.from_numpy(x).clone() for x in given.values()))
+        values: Float32 = result.numpy()
+        return values
+
+
 _RUNTIMES: Mapping[Interface, Any] = {
     "decoder-only": EagerDecoderOnly,
     "encoder-decoder": EagerEncoderDecoder,
     "prefix": EagerPrefix,
+    "encoder": EagerTextEncoder,
 }
 
 

@@ -149,12 +149,13 @@ def kinds(programs: Mapping[str, Roles], quantize: str) -> dict[str, Kind]:
     # Blocks take some 5% more time and more than halve what int8 costs of a decoder-only model's
     # perplexity. What they would do for encoders, and decoders that attend to them, was not
     # measured.
-    has_audio_prefix = _ENCODE in programs and not programs[_DECODE].crosses
+    decodes = _DECODE in programs
+    has_audio_prefix = decodes and _ENCODE in programs and not programs[_DECODE].crosses
     int8 = Kind.INT8_BLOCK if has_audio_prefix or not programs.keys() - {_DECODE} else Kind.INT8
     whole = {"none": Kind.EXACT, "int8": int8, "int4": Kind.INT4}[quantize]
     chosen_kinds: dict[str, Kind] = {}
     for name, roles in programs.items():
-        once = name != _DECODE and whole is not Kind.EXACT
+        once = decodes and name != _DECODE and whole is not Kind.EXACT
         chosen = Kind.INT8 if once else whole
         for matrix in roles.products - roles.routers:
             if chosen_kinds.get(matrix) is not Kind.INT4:

@@ -42,6 +42,7 @@ from kvcast.runtimes.native.interpreter import (
 )
 from kvcast.runtimes.native.opcodes import SCALE_BYTES
 from kvcast.runtimes.prefix import EmbeddingRuntime
+from kvcast.runtimes.text_encoder import TextEncoderRuntime
 
 
 @dataclass(frozen=True)
@@ -369,3 +370,20 @@ class NativePrefix(NativeRuntime, EmbeddingRuntime):
             self.interpreter.call("pool", {"hidden": hidden_nx}, {"pooled": pooled_nx})
         )
         return pooled_nx
+
+
+class NativeTextEncoder(TextEncoderRuntime):
+    def __init__(self, manifest: Manifest, interpreter: Interpreter) -> None:
+        super().__init__(
+            manifest.dimensions, {name: graph.inputs for name, graph in manifest.graphs.items()}
+        )
+        self.interpreter = interpreter
+
+    @override
+    def run(
+        self, program: str, given: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+    ) -> Float32:
+        result = np.empty(shape, np.float32)
+        [name] = self.interpreter.programs[program].outputs
+        self.interpreter.run(self.interpreter.call(program, given, {name: result}))
+        return result

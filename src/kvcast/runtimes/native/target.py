@@ -62,12 +62,18 @@ class NativeTarget(Target):
 
     @override
     def runtimes(self) -> Mapping[Interface, Any]:
-        from kvcast.runtimes.native.runtime import NativeEncoderDecoder, NativePrefix, NativeRuntime
+        from kvcast.runtimes.native.runtime import (
+            NativeEncoderDecoder,
+            NativePrefix,
+            NativeRuntime,
+            NativeTextEncoder,
+        )
 
         return {
             "decoder-only": NativeRuntime,
             "encoder-decoder": NativeEncoderDecoder,
             "prefix": NativePrefix,
+            "encoder": NativeTextEncoder,
         }
 
     @override
