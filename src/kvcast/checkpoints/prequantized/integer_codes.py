@@ -155,11 +155,10 @@ class IntegerCodes:
         return groups.repeat(self.group // BLOCK, axis=1)[:, : self.shape[1] // BLOCK]
 
 
-def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def nibbles(codes: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
     """Pack codes of 4 bits [..., 32] as ggml's blocks have them, [..., 16]."""
-    low, high = np.split(codes, 2, axis=-1)
-    packed: NDArray[np.uint8] = low | high << 4
-    return packed
+    low, high = np.split(codes.astype(np.uint8), 2, axis=-1)
+    return low | high << np.uint8(4)
 
 
 def of_int8(
