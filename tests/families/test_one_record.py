@@ -42,6 +42,7 @@ OWN = {
         "families.moonshine_encoder",
         "speech.moonshine",
         "checkpoints.speech.moonshine",
+        "checkpoints.speech.moonshine_ort",
     ),
     "canary": ("families.canary", "checkpoints.speech.canary"),
     "parakeet": ("families.parakeet", "checkpoints.speech.parakeet"),
