@@ -537,10 +537,23 @@ def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
         np.testing.assert_array_equal(matrix, floats.tensors[DOWN])
 
 
+@pytest.mark.parametrize("library", ["compressed-tensors", "mlx", "modelopt"])
+def test_codes_of_nvfp4_are_kept_in_whole_blocks(library, tmp_path):
+    floats, codes = map(open_checkpoint, folders(tmp_path, E2m1(library=library, run=16)))
+    name = "decoder.layers.1.feed_forward.gate_up.weight"
+    rows = codes.tensors.rows_of(name)
+    assert rows.kinds() == {Encoding.NVFP4}
+    raw = np.concatenate([owner.reshape(-1, 36) for owner in rows.owners])
+    matrix = dequantize(raw.reshape(len(rows), -1), Encoding.NVFP4)
+    factors = np.ones(len(rows)) if rows.factors is None else rows.factors
+    np.testing.assert_allclose(matrix * factors[:, None], floats.tensors[name], rtol=3e-7)
+
+
 KERNELS = {
     **{name: FORMATS[name] for name in ("GPTQ, symmetric", "AWQ", "int-quantized")},
     **{name: FORMATS[name] for name in ("FP8 with one scale", "bitsandbytes, nf4")},
     "mxfp4-pack-quantized": (E2m1(powers=(118, 124)), "MXFP4"),
+    "nvfp4-pack-quantized": (E2m1(run=16), "NVFP4"),
 }
 
 

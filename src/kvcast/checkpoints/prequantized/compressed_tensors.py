@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_mxfp4, of_nvfp4
-from kvcast.checkpoints.prequantized.float8 import block_size, e4m3, of_fp8
+from kvcast.checkpoints.prequantized.float8 import block_size, of_fp8
 from kvcast.checkpoints.prequantized.integer_codes import WORD, IntegerCodes, of_int8, stream
 from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases, group_of, group_size
 from kvcast.spec.stored_matrices import BLOCK
@@ -167,8 +167,7 @@ def _mxfp4(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
 def _nvfp4(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
     packed, scales = parts.matrix("weight_packed", "U8"), parts.matrix("weight_scale", "F8_E4M3")
     divisor = parts.floats("weight_global_scale", (1,)).astype(np.float32)
-    with np.errstate(all="ignore"):  # what is not finite is refused
-        return of_nvfp4(packed, e4m3(scales.read()) / divisor, parts.label)
+    return of_nvfp4(packed, scales.read(), parts.label, divisor=divisor.item())
 
 
 _READERS: Mapping[str, Callable[[Parts, Mapping[str, Any]], StoredTensor]] = {

@@ -7,11 +7,19 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf.file import GgufTensor
+from kvcast.checkpoints.prequantized.float8 import e4m3
 from kvcast.checkpoints.prequantized.integer_codes import require_finite
 from kvcast.errors import KvcastError
-from kvcast.spec.stored_matrices import BLOCK, Encoding, unpack_nibbles
+from kvcast.spec.stored_matrices import (
+    BLOCK,
+    BLOCKS,
+    Encoding,
+    FileRows,
+    release,
+    unpack_nibbles,
+)
 
-_NV_RUN = 16
+_NV_RUN, _SIGN = 16, 0x80
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = np.array([*_MAGNITUDES, *(-number for number in _MAGNITUDES)], np.float32)
 _NOT_A_NUMBER = 255
@@ -72,11 +80,38 @@ def mxfp4_blocks(codes: StoredTensor, exponents: StoredTensor, label: str) -> St
     )
 
 
-def of_nvfp4(packed: StoredTensor, scales: NDArray[np.float32], label: str) -> StoredTensor:
-    """Do so with scales of runs of 16."""
-    if _shape(packed, scales.shape, label)[-1] != scales.shape[-1] * _NV_RUN:
+def of_nvfp4(
+    packed: StoredTensor,
+    scales: NDArray[np.uint8],
+    label: str,
+    *,
+    factor: float = 1,
+    divisor: float = 1,
+) -> StoredTensor:
+    """Do so with scales of runs of 16, in e4m3; kernels keep the codes of whole blocks of ggml's.
+
+    All scales are multiplied by `factor`, or divided by `divisor`.
+    """
+    shape = _shape(packed, scales.shape, label)
+    if shape[-1] != scales.shape[-1] * _NV_RUN:
         raise _contradiction(packed, scales.shape, label)
-    return of_e2m1(packed, scales, label)
+    with np.errstate(all="ignore"):  # what is not finite is refused
+        numbers = e4m3(scales) * np.float32(factor) / np.float32(divisor)
+    stored = of_e2m1(packed, numbers, label)
+    values, size = BLOCKS[Encoding.NVFP4]
+    if shape[-1] % values or (scales & _SIGN).any():
+        return stored
+
+    def rows() -> FileRows:
+        low, high = np.split(_codes(packed).reshape(-1, values // _NV_RUN, _NV_RUN), 2, axis=-1)
+        blocks = [scales.reshape(len(low), -1), (low | high << 4).reshape(len(low), -1)]
+        raw = np.concatenate(blocks, axis=-1).reshape(-1)
+        release(packed.read())
+        count = raw.size // (shape[-1] // values * size)
+        whole = np.float32(factor) / np.float32(divisor)
+        return FileRows.of(raw, count, shape[-1], Encoding.NVFP4, whole)
+
+    return replace(stored, rows=rows, kinds=frozenset({Encoding.NVFP4.name}))
 
 
 def _require_numbers(powers: NDArray[np.uint8], label: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_mxfp4, of_nvfp4
-from kvcast.checkpoints.prequantized.float8 import e4m3, of_fp8
+from kvcast.checkpoints.prequantized.float8 import of_fp8
 from kvcast.checkpoints.prequantized.integer_codes import WORD, IntegerCodes, stream
 from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases, group_size
 from kvcast.spec.stored_matrices import BLOCK
@@ -45,7 +45,7 @@ def _matrix(parts: Parts, fields: Fields) -> StoredTensor:
         case "mxfp4":
             return of_mxfp4(packed, scales, parts.label)
         case "nvfp4":
-            return of_nvfp4(packed, e4m3(scales.read()), parts.label)
+            return of_nvfp4(packed, scales.read(), parts.label)
     codes = replace(
         packed,
         shape=(packed.shape[0], packed.shape[1] * 4),

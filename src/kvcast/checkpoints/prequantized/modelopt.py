@@ -5,7 +5,7 @@ import numpy as np
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_nvfp4
-from kvcast.checkpoints.prequantized.float8 import e4m3, of_fp8
+from kvcast.checkpoints.prequantized.float8 import of_fp8
 from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases
 
 _ALGORITHMS = ("FP8", "NVFP4")
@@ -37,5 +37,4 @@ def _matrix(parts: Parts) -> StoredTensor:
     factor = parts.take("weight_scale_2", "F32", "BF16", "F16").read().astype(np.float32)
     if factor.size != 1:
         raise parts.error(f"weight_scale_2 has {factor.size} numbers, not one")
-    with np.errstate(all="ignore"):  # what is not finite is refused
-        return of_nvfp4(codes, e4m3(scales.read()) * factor.reshape(()), parts.label)
+    return of_nvfp4(codes, scales.read(), parts.label, factor=factor.item())
