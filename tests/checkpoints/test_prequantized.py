@@ -608,6 +608,17 @@ def test_codes_of_more_bits_than_said_are_one_line(tmp_path):
     assert "a code has more than 4 bits" in one_line(KvcastError, tensors.__getitem__, name)
 
 
+def test_a_code_that_is_not_a_number_is_one_line(tmp_path):
+    _, codes = folders(tmp_path, Float8())
+    rewrite_weights(
+        codes, changed("weight", lambda x: x.view(torch.uint8).fill_(255).view(x.dtype))
+    )
+    tensors = open_checkpoint(codes).tensors
+    name = "decoder.layers.1.feed_forward.gate_up.weight"
+    for read in (tensors.__getitem__, tensors.rows_of):
+        assert "a code is not a number" in one_line(KvcastError, read, name)
+
+
 EXPERTS = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "deepseek_v3": {

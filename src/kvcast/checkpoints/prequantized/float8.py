@@ -59,13 +59,13 @@ def of_fp8(
 
     def read() -> NDArray[np.float32]:
         by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
-        return e4m3(codes.read()) * by_row.repeat(columns, axis=-1)[..., :inputs]
+        return e4m3(_bits(codes, label)) * by_row.repeat(columns, axis=-1)[..., :inputs]
 
     def encoded() -> FileRows:
         by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
         groups = by_row.repeat(-(-columns // BLOCK), axis=-1)[..., : inputs // BLOCK]
         scales = np.ascontiguousarray(groups, "<f4").view(np.uint8).reshape(-1, 4)
-        raw = np.hstack([scales, codes.read().view(np.uint8).reshape(-1, BLOCK)]).reshape(-1)
+        raw = np.hstack([scales, _bits(codes, label).reshape(-1, BLOCK)]).reshape(-1)
         release(codes.read())
         return FileRows.of(raw, math.prod(codes.shape[:-1]), inputs, Encoding.F8_E4M3)
 
@@ -73,6 +73,13 @@ def of_fp8(
     if inputs % BLOCK or (columns % BLOCK and columns < inputs):
         return stored
     return replace(stored, rows=encoded, kinds=frozenset({Encoding.F8_E4M3.name}))
+
+
+def _bits(codes: StoredTensor, label: str) -> NDArray[np.uint8]:
+    bits = codes.read().view(np.uint8)
+    if (bits & 127 == 127).any():
+        raise KvcastError(f"{label} is damaged: a code is not a number; fetch the file again")
+    return bits
 
 
 def e4m3(bits: NDArray[np.uint8]) -> NDArray[np.float32]:
