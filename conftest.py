@@ -37,7 +37,15 @@ pytest_plugins = ["kit.costs", "kit.errors"]
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("any machine")
+# Whoever changes something else is not stopped by an example that nobody had drawn before.
+settings.register_profile("same examples", settings.get_profile("any machine"), derandomize=True)
+settings.load_profile("same examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw other examples each time where tests run by hand, for hours."""
+    if "soak" in config.option.markexpr:
+        settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

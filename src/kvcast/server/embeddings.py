@@ -39,6 +39,8 @@ async def embeddings(state: State, request: Request, body: EmbeddingsRequest) ->
         for text in texts:  # a bound on characters refuses long ones early
             if isinstance(text, str):
                 longest.check_texts([text])
+            else:
+                longest.check(len(text))
 
     def source(text: Any) -> Any:
         encoded = model.source(text, params)
