@@ -103,6 +103,16 @@ def check(updates: Sequence[Update], words: Sequence[Word]) -> None:
     policy=st.one_of(st.builds(LocalAgreement, st.integers(2, 5)), st.just(ALIGN_ATT)),
     seed=st.integers(0, 100),
 )
+@example(  # a hypothesis breaks off before a segment whose first word is confirmed
+    chunks=[1, 1, 1, 12061, 13780, 4928],
+    step=0.875,
+    pause_every=25,
+    segment_every=30,
+    failures=set(),
+    breaks={1, 2, 45},
+    policy=ALIGN_ATT,
+    seed=20,
+)
 @example(  # the fresh start breaks off, and what follows the confirmed words runs in circles
     chunks=[886, 9188, 870],
     step=3.4605698276513586,

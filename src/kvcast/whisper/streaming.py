@@ -139,7 +139,8 @@ class StreamingWindow:
         conditions_next = True
         while True:
             units: Sequence[Unit] = self._unconfirmed
-            if not self._proven or self.decoded_to < min(speech_end + _AFTER, self.end):
+            is_old = not self._proven or self.decoded_to < min(speech_end + _AFTER, self.end)
+            if is_old or self._stops_within_confirmed(units):
                 hypothesis = self._hypothesis(thoroughly=True)
                 units, conditions_next = hypothesis.units, hypothesis.conditions_next
             confirmed_to = self._confirmed_to
@@ -157,6 +158,15 @@ class StreamingWindow:
             self._prompt.clear()
         self._confirmed, self._proven = [], False
         return confirmed
+
+    def _stops_within_confirmed(self, units: Sequence[Unit]) -> bool:
+        """Return whether a hypothesis ended at a segment whose first words may be confirmed."""
+        ends = [unit.place.end for unit in self._confirmed if unit.place is not None]
+        return (
+            bool(ends and units)
+            and units[-1].opens_nothing
+            and units[-1].stamps[0] <= ends[-1] + _DOUBT
+        )
 
     def make_room(self) -> list[ConfirmedWord]:
         confirmed = self.transcribe()
