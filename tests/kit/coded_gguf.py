@@ -64,7 +64,7 @@ def write(
     """Write a small Llama; `kinds` maps parts of tensors' names to types, the first that fits.
 
     `factors`: with a factor beside each matrix of NVFP4, as conversions have.
-    `as_floats`: with the numbers of the blocks instead of these.
+    `as_floats`: dequantized, as F32 tensors.
     """
     writer = gguf.GGUFWriter(path, "llama")
     values = tiny_gguf.sizes(

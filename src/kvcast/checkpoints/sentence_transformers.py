@@ -1,8 +1,8 @@
-"""Reads what sentence-transformers keeps beside a model's weights: pooling, matrices, prompts.
+"""Reads sentence-transformers' configuration of a text encoder: pooling, dense layers, prompts.
 
-modules.json lists the parts of a model: a transformer, then Pooling, perhaps Dense layers, perhaps
-Normalize; each may have a folder of its own. Without it a text's vector is the mean of its hidden
-states, as in sentence-transformers.
+modules.json lists the modules in order, each with its folder: Transformer, Pooling, and optional
+Dense and Normalize. Without modules.json, hidden states are mean-pooled, as in
+sentence-transformers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

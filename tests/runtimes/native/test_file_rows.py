@@ -42,7 +42,7 @@ NF4 = np.array(  # bitsandbytes' create_normal_map
 
 
 def dequantize(raw: NDArray[np.uint8], encoding: Encoding) -> NDArray[np.float32]:
-    """Return the numbers of rows of blocks, as gguf-py or the codes' own library has them."""
+    """Dequantize rows of blocks, as gguf-py or the library of the format does."""
     if encoding not in PREQUANTIZED:
         matrix: NDArray[np.float32] = dequantized_by_gguf(raw, GGMLQuantizationType(encoding))
         return matrix
