@@ -6,11 +6,9 @@ import sys
 from collections.abc import Iterable
 
 from kvcast.cli import console
-from kvcast.cli.arguments import Parser, add_options, filled, headings, keywords
-from kvcast.cli.console import progress
-from kvcast.cli.opening import STANDARD_INPUT, opened
+from kvcast.cli.arguments import Parser, keywords
+from kvcast.cli.opening import STANDARD_INPUT, add_encoder_options, opened_encoder
 from kvcast.errors import UsageError
-from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
 from kvcast.text.params import EMBEDDING, EmbedParams
 
 EPILOG = """\
@@ -22,18 +20,7 @@ input, one a line.
 def add_arguments(parser: Parser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a text, or - for standard input")
-    under = headings(parser, LOADING, EMBEDDING)
-    under[LOADING].add_argument(
-        "--model",
-        "-m",
-        type=filled,
-        required=True,
-        metavar="MODEL",
-        help="a text encoder: a folder or a hub id",
-    )
-    add_options(under, LoadParams, leave_out=OF_TEXTS)
-    add_options(under, EmbedParams)
-    parser.add_argument("--quiet", "-q", action="store_true", help="no progress and no notices")
+    add_encoder_options(parser, EmbedParams, EMBEDDING, "a text encoder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
     texts = list(_texts(args.texts))
     if not texts:
         raise UsageError("there is no text: give at least one")
-    with progress(quiet=args.quiet).waiting(f"loading {args.model}") as on_phase:
-        model = opened(args.model, args, on_phase, task="embed").model
+    model = opened_encoder(args, "embed")
     for index, (text, vector) in enumerate(zip(texts, model.embed(texts, **params), strict=True)):
         line = {"index": index, "text": text, "embedding": vector.tolist()}
         console.emit(json.dumps(line, ensure_ascii=False) + "\n")

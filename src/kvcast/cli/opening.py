@@ -4,10 +4,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from kvcast.cli import console
-from kvcast.cli.arguments import keywords
+from kvcast.cli.arguments import Parser, add_options, filled, headings, keywords
 from kvcast.decoding.params import NGRAM
 from kvcast.errors import KvcastError, UsageError
-from kvcast.loading.params import LoadParams
+from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
+from kvcast.options import Params
 from kvcast.spec.runtimes import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
@@ -40,6 +41,28 @@ def opened(
     for notice in loaded.notices:
         console.say(notice)
     return loaded
+
+
+def add_encoder_options(parser: Parser, params: type[Params], group: str, model: str) -> None:
+    """Declare `--model`, which is required, the options of opening it and those of `params`."""
+    under = headings(parser, LOADING, group)
+    under[LOADING].add_argument(
+        "--model",
+        "-m",
+        type=filled,
+        required=True,
+        metavar="MODEL",
+        help=f"{model}: a folder or a hub id",
+    )
+    add_options(under, LoadParams, leave_out=OF_TEXTS)
+    add_options(under, params)
+    parser.add_argument("--quiet", "-q", action="store_true", help="no progress and no notices")
+
+
+def opened_encoder(args: argparse.Namespace, task: "Task") -> Any:
+    """Load the model of a command's `--model`, with progress."""
+    with console.progress(quiet=args.quiet).waiting(f"loading {args.model}") as on_phase:
+        return opened(args.model, args, on_phase, task=task).model
 
 
 def chosen_model(task: "Task", *, quiet: bool) -> str:

@@ -4,10 +4,8 @@ import argparse
 import json
 
 from kvcast.cli import console
-from kvcast.cli.arguments import Parser, add_options, filled, headings, keywords
-from kvcast.cli.console import progress
-from kvcast.cli.opening import opened
-from kvcast.loading.params import LOADING, OF_TEXTS, LoadParams
+from kvcast.cli.arguments import Parser, keywords
+from kvcast.cli.opening import add_encoder_options, opened_encoder
 from kvcast.text.params import RANKING, RerankParams
 
 EPILOG = """\
@@ -20,24 +18,12 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("query", metavar="QUERY", help="what the documents are ranked for")
     parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help="a text")
-    under = headings(parser, LOADING, RANKING)
-    under[LOADING].add_argument(
-        "--model",
-        "-m",
-        type=filled,
-        required=True,
-        metavar="MODEL",
-        help="a cross-encoder: a folder or a hub id",
-    )
-    add_options(under, LoadParams, leave_out=OF_TEXTS)
-    add_options(under, RerankParams)
-    parser.add_argument("--quiet", "-q", action="store_true", help="no progress and no notices")
+    add_encoder_options(parser, RerankParams, RANKING, "a cross-encoder")
 
 
 def run(args: argparse.Namespace) -> int:
     params = keywords(args, RerankParams)
-    with progress(quiet=args.quiet).waiting(f"loading {args.model}") as on_phase:
-        model = opened(args.model, args, on_phase, task="rerank").model
+    model = opened_encoder(args, "rerank")
     for ranked in model.rerank(args.query, args.documents, **params):
         line = vars(ranked) | {"document": args.documents[ranked.index]}
         console.emit(json.dumps(line, ensure_ascii=False) + "\n")
