@@ -161,12 +161,10 @@ class StreamingWindow:
 
     def _stops_within_confirmed(self, units: Sequence[Unit]) -> bool:
         """Return whether a hypothesis ended at a segment whose first words may be confirmed."""
-        ends = [unit.place.end for unit in self._confirmed if unit.place is not None]
-        return (
-            bool(ends and units)
-            and units[-1].opens_nothing
-            and units[-1].stamps[0] <= ends[-1] + _DOUBT
-        )
+        end = self._confirmed_end
+        if end is None or not units or not units[-1].opens_nothing:
+            return False
+        return units[-1].stamps[0] <= end + _DOUBT
 
     def make_room(self) -> list[ConfirmedWord]:
         confirmed = self.transcribe()
@@ -205,8 +203,13 @@ class StreamingWindow:
     @property
     def _confirmed_to(self) -> int:
         """Timestamp before which all confirmed words end, if known."""
+        return max(0, (self._confirmed_end or 0) - _DOUBT)
+
+    @property
+    def _confirmed_end(self) -> int | None:
+        """Timestamp, in doubt, at which the last confirmed word ends; None if unknown."""
         ends = [unit.place.end for unit in self._confirmed if unit.place is not None]
-        return max(0, ends[-1] - _DOUBT) if ends else 0
+        return ends[-1] if ends else None
 
     @property
     def _crowded(self) -> bool:

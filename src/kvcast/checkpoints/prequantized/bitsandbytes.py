@@ -9,9 +9,14 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.prequantized.integer_codes import nibbles, of_int8, require_finite
+from kvcast.checkpoints.prequantized.integer_codes import (
+    nibbles,
+    of_int8,
+    require_finite,
+    rows_of,
+)
 from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases
-from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows, release
+from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows
 
 _STATE = "quant_state.bitsandbytes__"
 _NESTED = "nested_blocksize"
@@ -71,8 +76,7 @@ def _of_table(parts: Parts, state_name: str) -> StoredTensor:
     def rows() -> FileRows:
         groups = np.ascontiguousarray(scales.repeat(size // BLOCK)[: count // BLOCK, None], "<f4")
         raw = np.hstack([groups.view(np.uint8), nibbles(codes().reshape(-1, BLOCK))]).reshape(-1)
-        release(packed.read())
-        return FileRows.of(raw, shape[0], shape[1], Encoding.NF4)
+        return rows_of(packed, raw, shape, Encoding.NF4)
 
     stored = StoredTensor(shape=shape, read=read, kinds=frozenset({"codes"}), nbytes=packed.nbytes)
     if shape[1] % BLOCK or size % BLOCK or not np.array_equal(table, _NF4):

@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.gguf.file import GgufTensor
 from kvcast.checkpoints.prequantized.float8 import e4m3
-from kvcast.checkpoints.prequantized.integer_codes import require_finite
+from kvcast.checkpoints.prequantized.integer_codes import nibbles, require_finite, rows_of
 from kvcast.errors import KvcastError
 from kvcast.spec.stored_matrices import (
     BLOCK,
     BLOCKS,
     Encoding,
     FileRows,
-    release,
     unpack_nibbles,
 )
 
@@ -65,8 +64,8 @@ def mxfp4_blocks(codes: StoredTensor, exponents: StoredTensor, label: str) -> St
     def matrix() -> StoredTensor:
         powers = exponents.read()
         _require_numbers(powers, label)
-        first, second = np.split(codes.read().reshape(*powers.shape, BLOCK), 2, -1)
-        raw = np.concatenate([powers[..., None], first | second << 4], -1).reshape(-1)
+        packed = nibbles(codes.read().reshape(*powers.shape, BLOCK))
+        raw = np.concatenate([powers[..., None], packed], -1).reshape(-1)
         stacked = (int(np.prod(outer)), shape[-1])
         return GgufTensor(label=label, type=Encoding.MXFP4, shape=stacked, raw=raw).stored()
 
@@ -98,18 +97,15 @@ def of_nvfp4(
     with np.errstate(all="ignore"):  # what is not finite is refused
         numbers = e4m3(scales) * np.float32(factor) / np.float32(divisor)
     stored = of_e2m1(packed, numbers, label)
-    values, size = BLOCKS[Encoding.NVFP4]
+    values, _ = BLOCKS[Encoding.NVFP4]
     if shape[-1] % values or (scales & _SIGN).any():
         return stored
 
     def rows() -> FileRows:
-        low, high = np.split(_codes(packed).reshape(-1, values // _NV_RUN, _NV_RUN), 2, axis=-1)
-        blocks = [scales.reshape(len(low), -1), (low | high << 4).reshape(len(low), -1)]
-        raw = np.concatenate(blocks, axis=-1).reshape(-1)
-        release(packed.read())
-        count = raw.size // (shape[-1] // values * size)
+        codes = nibbles(_codes(packed).reshape(-1, _NV_RUN)).reshape(-1, values // 2)
+        raw = np.hstack([scales.reshape(len(codes), -1), codes]).reshape(-1)
         whole = np.float32(factor) / np.float32(divisor)
-        return FileRows.of(raw, count, shape[-1], Encoding.NVFP4, whole)
+        return rows_of(packed, raw, shape, Encoding.NVFP4, whole)
 
     return replace(stored, rows=rows, kinds=frozenset({Encoding.NVFP4.name}))
 

@@ -1,6 +1,5 @@
 """FP8 as transformers 5.23 saves it: float8_e4m3fn, with scales for blocks or for a matrix."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,10 @@ from numpy.typing import NDArray
 
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.prequantized.integer_codes import require_finite
+from kvcast.checkpoints.prequantized.integer_codes import require_finite, rows_of
 from kvcast.checkpoints.prequantized.parts import MATRIX, Stored, bases
 from kvcast.errors import KvcastError
-from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows, release
+from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows
 
 
 def read_fp8(fields: Fields, stored: Stored) -> Stored:
@@ -57,17 +56,19 @@ def of_fp8(
     require_finite(scales, label)
     of_blocks = np.broadcast_to(scales.reshape(*scales.shape[:-2], *counts), (*stacked, *counts))
 
-    def read() -> NDArray[np.float32]:
+    def repeated(width: int, count: int) -> NDArray[np.float32]:
+        """Return the scale of each of `count` groups of a row, `width` of which a block has."""
         by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
-        return e4m3(_bits(codes, label)) * by_row.repeat(columns, axis=-1)[..., :inputs]
+        return by_row.repeat(width, axis=-1)[..., :count]
+
+    def read() -> NDArray[np.float32]:
+        return e4m3(_bits(codes, label)) * repeated(columns, inputs)
 
     def encoded() -> FileRows:
-        by_row = of_blocks.repeat(rows, axis=-2)[..., :outputs, :]
-        groups = by_row.repeat(-(-columns // BLOCK), axis=-1)[..., : inputs // BLOCK]
+        groups = repeated(-(-columns // BLOCK), inputs // BLOCK)
         scales = np.ascontiguousarray(groups, "<f4").view(np.uint8).reshape(-1, 4)
         raw = np.hstack([scales, _bits(codes, label).reshape(-1, BLOCK)]).reshape(-1)
-        release(codes.read())
-        return FileRows.of(raw, math.prod(codes.shape[:-1]), inputs, Encoding.F8_E4M3)
+        return rows_of(codes, raw, codes.shape, Encoding.F8_E4M3)
 
     stored = replace(codes, read=read, problem="", nbytes=codes.nbytes + scale.nbytes)
     if inputs % BLOCK or (columns % BLOCK and columns < inputs):

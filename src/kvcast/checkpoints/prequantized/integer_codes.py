@@ -3,6 +3,7 @@
 Where an encoding's blocks hold them exactly, kernels multiply with the codes as they are.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,9 +82,7 @@ class IntegerCodes:
             return read_blocks(encoding.name, self._blocks(encoding), self.shape)
 
         def rows() -> FileRows:
-            raw = self._blocks(encoding)
-            release(self.packed.read())
-            return FileRows.of(raw, *self.shape, encoding)
+            return rows_of(self.packed, self._blocks(encoding), self.shape, encoding)
 
         return replace(stored, blocks=blocks, rows=rows, kinds=frozenset({encoding.name}))
 
@@ -156,9 +155,21 @@ class IntegerCodes:
 
 
 def nibbles(codes: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
-    """Pack codes of 4 bits [..., 32] as ggml's blocks have them, [..., 16]."""
-    low, high = np.split(codes.astype(np.uint8), 2, axis=-1)
+    """Pack codes of 4 bits [..., 2 * n] as ggml has them: the first half in the low nibbles."""
+    low, high = np.split(codes.astype(np.uint8, copy=False), 2, axis=-1)
     return low | high << np.uint8(4)
+
+
+def rows_of(
+    packed: StoredTensor,
+    raw: NDArray[np.uint8],
+    shape: tuple[int, ...],
+    encoding: Encoding,
+    factor: np.float32 | None = None,
+) -> FileRows:
+    """Return the rows of blocks made of a mapped tensor, whose pages are released."""
+    release(packed.read())
+    return FileRows.of(raw, math.prod(shape[:-1]), shape[-1], encoding, factor)
 
 
 def of_int8(
