@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
+from kvcast.checkpoints.base import StoredTensor, tensor_from_bytes
+from kvcast.checkpoints.cursor import FileCursor
 from kvcast.checkpoints.gguf.dequantize import dequantize, read_blocks
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.stored_matrices import (
@@ -113,7 +114,7 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """InputOutputError for damage, KvcastError for other versions, byte orders and types."""
-    cursor = _GgufCursor(path)
+    cursor = _GgufCursor(path, "fetch it again")
     tensors, values = _counts(cursor, path)
     parsed: dict[str, Any] = {}
     for _ in range(values):
@@ -170,26 +171,7 @@ def _counts(cursor: "_GgufCursor", path: Path) -> tuple[int, int]:
     return tensors, values
 
 
-class _GgufCursor:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = map_file(path)
-        self.position = 0
-
-    def error(self, reason: str) -> InputOutputError:
-        return InputOutputError(f"{self._path} is damaged: {reason}; fetch it again")
-
-    @property
-    def remaining(self) -> int:
-        return len(self._data) - self.position
-
-    def take(self, count: int) -> NDArray[np.uint8]:
-        if count > self.remaining:
-            raise self.error("it ends too early")
-        start = self.position
-        self.position += count
-        return self._data[start : self.position]
-
+class _GgufCursor(FileCursor):
     def view(self, start: int, count: int) -> NDArray[np.uint8]:
         return self._data[start : start + count]
 

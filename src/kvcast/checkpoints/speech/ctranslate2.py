@@ -26,10 +26,10 @@ from kvcast.checkpoints.base import (
     CheckpointReader,
     StoredTensor,
     generation_settings,
-    map_file,
     read_json_object,
     tensor_from_bytes,
 )
+from kvcast.checkpoints.cursor import FileCursor
 from kvcast.checkpoints.speech.whisper import assemble, check_tied, sinusoids, whisper_dimensions
 from kvcast.checkpoints.speech.whisper_tokenizer import (
     check_preprocessor,
@@ -109,22 +109,7 @@ class ModelFile:
     variables: Mapping[str, Variable]
 
 
-class _ModelBinCursor:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = map_file(path)
-        self._position = 0
-
-    def error(self, reason: str) -> InputOutputError:
-        return InputOutputError(f"{self._path} is damaged: {reason}; fetch or convert it again")
-
-    def take(self, count: int, label: str) -> NDArray[np.uint8]:
-        if count > self.remaining:
-            raise self.error(f"it ends within {label}")
-        start = self._position
-        self._position += count
-        return self._data[start : self._position]
-
+class _ModelBinCursor(FileCursor):
     def unpack(self, layout: str, label: str) -> tuple[int, ...]:
         packed = struct.Struct(f"<{layout}")
         return packed.unpack(self.take(packed.size, label).tobytes())
@@ -138,20 +123,12 @@ class _ModelBinCursor:
 
     def string(self, label: str) -> str:
         (length,) = self.unpack("H", label)
-        text = self.take(length, label).tobytes().decode("ascii", errors="replace")
-        # Names end up in messages: no line breaks or terminal codes.
-        if not text.endswith("\0") or not text[:-1].isprintable() or not text.isascii():
-            raise self.error(f"{label} is not text")
-        return text[:-1]
-
-    @property
-    def remaining(self) -> int:
-        return len(self._data) - self._position
+        return self.terminated(length, label)
 
 
 def parse_model_file(path: Path) -> ModelFile:
     """InputOutputError for damage, KvcastError for an unknown version."""
-    cursor = _ModelBinCursor(path)
+    cursor = _ModelBinCursor(path, "fetch or convert it again")
     (version,) = cursor.unpack("I", "the version")
     if version != _VERSION:
         raise KvcastError(

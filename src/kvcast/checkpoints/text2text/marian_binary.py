@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import StoredTensor, map_file, tensor_from_bytes
+from kvcast.checkpoints.base import StoredTensor, tensor_from_bytes
+from kvcast.checkpoints.cursor import FileCursor
 from kvcast.checkpoints.tensor_names import transpose
 from kvcast.errors import InputOutputError, KvcastError
 from kvcast.spec.stored_matrices import CodedMatrix
@@ -46,7 +47,7 @@ class MarianFile:
 
 def read_marian(path: Path) -> MarianFile:
     """InputOutputError for damage, KvcastError for an unknown version or type of values."""
-    cursor = _Cursor(path)
+    cursor = _Cursor(path, "fetch or convert it again")
     version = cursor.word("the version")
     if version != _VERSION:
         raise KvcastError(
@@ -54,7 +55,7 @@ def read_marian(path: Path) -> MarianFile:
             f"is {version}): give the .bin file of Firefox's or Bergamot's model, decompressed"
         )
     headers = cursor.words(cursor.word("the number of items"), _HEADER, "items")
-    names = [cursor.name(length) for length, *_ in headers]
+    names = [cursor.terminated(length, "a name") for length, *_ in headers]
     shapes = [
         cursor.shape(rank, name) for name, (_, _, rank, _) in zip(names, headers, strict=True)
     ]
@@ -74,22 +75,7 @@ def read_marian(path: Path) -> MarianFile:
     return MarianFile(settings=settings, tensors=tensors)
 
 
-class _Cursor:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = map_file(path)
-        self._position = 0
-
-    def error(self, reason: str) -> InputOutputError:
-        return InputOutputError(f"{self._path} is damaged: {reason}; fetch or convert it again")
-
-    def take(self, count: int, label: str) -> NDArray[np.uint8]:
-        if count > len(self._data) - self._position:
-            raise self.error(f"it ends within {label}")
-        start = self._position
-        self._position += count
-        return self._data[start : self._position]
-
+class _Cursor(FileCursor):
     def words(self, count: int, each: int, label: str) -> list[list[int]]:
         """Return `count` tuples of `each` words."""
         raw = self.take(count * each * _WORD.itemsize, label)
@@ -98,13 +84,6 @@ class _Cursor:
 
     def word(self, label: str) -> int:
         return self.words(1, 1, label)[0][0]
-
-    def name(self, length: int) -> str:
-        text = self.take(length, "a name").tobytes().decode("ascii", errors="replace")
-        # Names end up in messages: no line breaks or terminal codes.
-        if not text.endswith("\0") or not text[:-1].isprintable() or not text.isascii():
-            raise self.error("a name is not text")
-        return text[:-1]
 
     def shape(self, rank: int, name: str) -> tuple[int, ...]:
         if not 1 <= rank <= _MOST_AXES:
