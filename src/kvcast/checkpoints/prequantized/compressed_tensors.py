@@ -1,7 +1,6 @@
 """compressed-tensors 0.12 and 0.20: integers, in words or not, float8 and e2m1."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,15 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_mxfp4, of_nvfp4
 from kvcast.checkpoints.prequantized.float8 import block_size, of_fp8
 from kvcast.checkpoints.prequantized.integer_codes import WORD, IntegerCodes, of_int8, stream
-from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases, group_of, group_size
+from kvcast.checkpoints.prequantized.parts import (
+    MATRIX,
+    Parts,
+    Stored,
+    bases,
+    drop,
+    group_of,
+    group_size,
+)
 from kvcast.spec.stored_matrices import BLOCK
 
 _UNUSED = (".input_scale", ".output_scale", ".input_global_scale", ".weight_zero_point")
@@ -28,9 +35,7 @@ def read_compressed_tensors(fields: Fields, stored: Stored) -> Stored:
     for base in bases(stored, ".weight_scale"):
         parts = Parts(stored, base, fields.label)
         stored[f"{base}.weight"] = _of_format(parts, _format_of_whole(parts), schemes)
-    for name in list(stored):
-        if name.endswith(_UNUSED):
-            del stored[name]
+    drop(stored, _UNUSED)
     return stored
 
 
@@ -155,7 +160,6 @@ def _float8(parts: Parts, scheme: Mapping[str, Any]) -> StoredTensor:
 
 def _mxfp8(parts: Parts, _: Mapping[str, Any]) -> StoredTensor:
     codes, powers = parts.matrix("weight", "F8_E4M3"), parts.matrix("weight_scale", "U8")
-    powers = replace(powers, kinds=frozenset({"F8_E8M0"}))
     return of_fp8(codes, powers, (1, BLOCK), parts.label)
 
 

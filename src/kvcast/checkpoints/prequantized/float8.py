@@ -8,9 +8,12 @@ from numpy.typing import NDArray
 from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.integer_codes import require_finite, rows_of
-from kvcast.checkpoints.prequantized.parts import MATRIX, Stored, bases
+from kvcast.checkpoints.prequantized.parts import MATRIX, Stored, bases, drop
 from kvcast.errors import KvcastError
 from kvcast.spec.stored_matrices import BLOCK, Encoding, FileRows
+
+E8M0 = frozenset({"F8_E8M0", "U8"})
+"""Types of scales that are powers of two."""
 
 
 def read_fp8(fields: Fields, stored: Stored) -> Stored:
@@ -26,9 +29,7 @@ def read_fp8(fields: Fields, stored: Stored) -> Stored:
         if codes is None:
             raise KvcastError(f"{label} has a scale and no codes: fetch the folder again")
         stored[base] = of_fp8(codes, scale, block, label)
-    for name in list(stored):
-        if name.endswith(("activation_scale", ".input_scale")):
-            del stored[name]
+    drop(stored, ("activation_scale", ".input_scale"))
     return stored
 
 
@@ -52,7 +53,7 @@ def of_fp8(
     accepted = {(*stacked, *counts)} if block else {(), (1,), (*stacked, 1, 1)}
     if scale.shape not in accepted:
         raise KvcastError(f"{label} has scales of shape {list(scale.shape)} for {list(counts)}")
-    scales = _powers(scale) if "F8_E8M0" in scale.kinds else scale.read().astype(np.float32)
+    scales = _powers(scale) if scale.kinds & E8M0 else scale.read().astype(np.float32)
     require_finite(scales, label)
     of_blocks = np.broadcast_to(scales.reshape(*scales.shape[:-2], *counts), (*stacked, *counts))
 

@@ -52,8 +52,7 @@ def _matrix(parts: Parts, fields: Fields) -> StoredTensor:
         read=lambda: packed.read().view("u1"),
         kinds=frozenset({"F8_E4M3"}),
     )
-    powers = replace(scales, kinds=frozenset({"F8_E8M0"}))
-    return of_fp8(codes, powers, (1, BLOCK), parts.label)
+    return of_fp8(codes, scales, (1, BLOCK), parts.label)
 
 
 def _affine(parts: Parts, fields: Fields, packed: StoredTensor, bits: int) -> StoredTensor:

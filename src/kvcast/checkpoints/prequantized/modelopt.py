@@ -6,7 +6,7 @@ from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float4 import of_nvfp4
 from kvcast.checkpoints.prequantized.float8 import of_fp8
-from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases
+from kvcast.checkpoints.prequantized.parts import Parts, Stored, bases, drop
 
 _ALGORITHMS = ("FP8", "NVFP4")
 _UNUSED = (".input_scale", ".k_scale", ".v_scale")
@@ -23,9 +23,7 @@ def read_modelopt(fields: Fields, stored: Stored) -> Stored:
         if parts.has("pre_quant_scale"):
             raise parts.error("scales of activations are not supported: export it without them")
         stored[f"{base}.weight"] = _matrix(parts)
-    for name in list(stored):
-        if name.endswith(_UNUSED):
-            del stored[name]
+    drop(stored, _UNUSED)
     return stored
 
 

@@ -51,6 +51,12 @@ class Parts:
         return KvcastError(f"{self.label}: {what}")
 
 
+def drop(stored: Stored, endings: str | tuple[str, ...]) -> None:
+    """Leave out the tensors that no matrix needs, by the endings of their names."""
+    for name in [name for name in stored if name.endswith(endings)]:
+        del stored[name]
+
+
 def bases(stored: Stored, ending: str) -> list[str]:
     return [name.removesuffix(ending) for name in stored if name.endswith(ending)]
 

@@ -10,7 +10,7 @@ from kvcast.checkpoints.base import StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.prequantized.float8 import of_fp8
 from kvcast.checkpoints.prequantized.integer_codes import IntegerCodes
-from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases
+from kvcast.checkpoints.prequantized.parts import MATRIX, Parts, Stored, bases, drop
 
 _CODES = "_weight_qdata"
 _OF_ACTIVATIONS = ("._weight_act_quant_scale", "._weight_act_quant_zero_point")
@@ -28,9 +28,7 @@ def read_torchao(fields: Fields, stored: Stored) -> Stored:
         if parts.has("_weight_act_pre_scale"):
             raise parts.error("scales of activations are not supported: save it without them")
         stored[f"{base}.weight"] = _matrix(parts, bits)
-    for name in list(stored):
-        if name.endswith(_OF_ACTIVATIONS):
-            del stored[name]
+    drop(stored, _OF_ACTIVATIONS)
     return stored
 
 
