@@ -160,8 +160,8 @@ def _factors_of(stack: StackedLowRank) -> tuple[Weight, Weight]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replacement(Change):
-    """A tensor that was trained whole; a share of it is that share of the difference."""
+class _OfWhole(Change):
+    """A change by a tensor of the changed one's shape."""
 
     tensor: StoredTensor
     label: str
@@ -169,6 +169,11 @@ class Replacement(Change):
     @override
     def fits(self, shape: tuple[int, ...]) -> bool:
         return shape == self.tensor.shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement(_OfWhole):
+    """A tensor that was trained whole; a share of it is that share of the difference."""
 
     @override
     def apply(self, weight: Weight, share: float, base: Base) -> Weight:
@@ -195,16 +200,10 @@ class ReplacedRows(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added(Change):
+class Added(_OfWhole):
     """The bias of a LoRA's second matrix, which is added to the layer's own."""
 
-    tensor: StoredTensor
     scale: float
-    label: str
-
-    @override
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.tensor.shape
 
     @override
     def apply(self, weight: Weight, share: float, base: Base) -> Weight:

@@ -15,7 +15,7 @@ from kvcast.errors import InputMissingError, KvcastError
 from kvcast.spec.text_files import whole_characters
 from kvcast.tokenizers.settings import SETTINGS, TextSettings
 from kvcast.tokenizers.tokenizer_json import JsonTokenizer
-from kvcast.tokenizers.vocabulary import read_vocab_txt
+from kvcast.tokenizers.vocabulary import read_vocab_txt, special_tokens
 
 _FILE, _WORDS = "tokenizer.json", "vocab.txt"
 
@@ -82,18 +82,13 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def _of_words(vocabulary: Mapping[str, int], *, uncased: bool) -> bytes:
     """Return the tokenizer.json of BERT's vocabulary."""
-    special = [token for token in _SPECIAL if token in vocabulary]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
     first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     description = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": vocabulary[token], "content": token, **flags, "special": True}
-            for token in sorted(special, key=vocabulary.__getitem__)
-        ],
+        "added_tokens": special_tokens(vocabulary, _SPECIAL),
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,

@@ -5,7 +5,7 @@ Names T5's sentinels, and calls the tokenizers library.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvcast.errors import KvcastError
@@ -76,6 +76,15 @@ def read_merges(content: bytes, label: str) -> list[tuple[str, str]]:
     return pairs[1:] if pairs[:1] and pairs[0][0] == "#version:" else pairs
 
 
+def special_tokens(vocabulary: Mapping[str, int], tokens: Iterable[str]) -> list[dict[str, Any]]:
+    """Return tokenizer.json's "added_tokens" for those of these that the vocabulary has."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": vocabulary[token], "content": token, **flags, "special": True}
+        for token in sorted(vocabulary.keys() & tokens, key=vocabulary.__getitem__)
+    ]
+
+
 def to_byte_level_json(
     vocabulary: Mapping[str, int],
     merges: list[tuple[str, str]],
@@ -95,17 +104,12 @@ def to_byte_level_json(
         {"SpecialToken": {"id": token, "type_id": 0}} for token in around
     ]
     slots.insert(len(slots) - 1, {"Sequence": {"id": "A", "type_id": 0}})
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     spaces = {"add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": True}
     description = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": vocabulary[token], "content": token, **flags, "special": True}
-            for token in sorted({*_SPECIAL, *around}, key=lambda token: vocabulary.get(token, 0))
-            if token in vocabulary
-        ],
+        "added_tokens": special_tokens(vocabulary, {*_SPECIAL, *around}),
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", **spaces},
         "post_processor": {
