@@ -51,8 +51,14 @@ inline int depth_of(Format format) {
 
 // Whether a format has large blocks.
 inline bool is_large(Format format) {
-  return format >= Format::INT4_LARGE && format != Format::INT6_BLOCK && format != Format::INT4_TABLE_FINE &&
-         format != Format::INT4_ZERO_POINT;
+  switch (format) {
+    case Format::INT4_LARGE:
+    case Format::INT4_TABLE_LARGE:
+    case Format::INT8_LARGE_MIN:
+    case Format::INT6_LARGE:
+    case Format::INT6_LARGE_MIN: return true;
+    default: return false;
+  }
 }
 
 // Whether codes are those of a table's numbers.
