@@ -43,7 +43,9 @@ settings.load_profile("same examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw other examples each time where tests run by hand, for hours."""
+    """Show the values of helpers' asserts, too; draw other examples where tests run for hours."""
+    folders = {each.name for each in (config.rootpath / "tests").iterdir() if each.is_dir()}
+    pytest.register_assert_rewrite(*folders.difference(sys.modules, sys.stdlib_module_names))
     if "soak" in config.option.markexpr:
         settings.load_profile("any machine")
 

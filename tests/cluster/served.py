@@ -55,7 +55,7 @@ def begun(
         process = start("serve", *given, "--ray", address, *words, **streams, **settings)
         command = Command(process, f"http://127.0.0.1:{port}", Path(log.name))
         try:
-            until(lambda: "serving " in command.said() or process.poll() is not None)
+            until(lambda: command.said().endswith("\n") or process.poll() is not None)
             name = model.name.removesuffix(".gguf")
             assert command.said() == f"kvcast: serving {name} at {command.url}\n"
             yield command

@@ -216,15 +216,7 @@ def _owned() -> Iterator[None]:
     """Claim to be the only command that serves; raises UsageError if another is."""
     import ray
 
-    named = {"name": f"{APPLICATION}-owner", "namespace": APPLICATION}
-    # If the actor's machine dies, another has it.
-    kind = ray.remote(num_cpus=0, max_restarts=-1)(_Owner).options(**named)
-    try:
-        owner = kind.remote(f"process {os.getpid()} of {machine()}")
-    except ValueError:  # the name is taken
-        raise UsageError(
-            f"the cluster serves {APPLICATION} already, by {_whose(named)}: end that first"
-        ) from None
+    owner = _claimed({"name": f"{APPLICATION}-owner", "namespace": APPLICATION})
     try:
         ray.get(owner.whose.remote())
         yield
@@ -233,13 +225,34 @@ def _owned() -> Iterator[None]:
             ray.kill(owner)
 
 
-def _whose(named: dict[str, str]) -> str:
+def _claimed(named: dict[str, str]) -> Any:
+    """Return an actor with the name, which one that just ended may still have for a moment."""
+    import ray
+
+    # If the actor's machine dies, another has it.
+    kind = ray.remote(num_cpus=0, max_restarts=-1)(_Owner).options(**named)
+    deadline = time.monotonic() + _LEASE_TIMEOUT
+    while True:
+        try:
+            return kind.remote(f"process {os.getpid()} of {machine()}")
+        except ValueError:  # the name is taken
+            whose = _whose(named)
+        if whose or time.monotonic() > deadline:
+            other = whose or "another command"
+            raise UsageError(
+                f"the cluster serves {APPLICATION} already, by {other}: end that first"
+            )
+        time.sleep(0.2)
+
+
+def _whose(named: dict[str, str]) -> str | None:
+    """Return who has the name, or None where it does not answer, since it ends."""
     import ray
 
     try:
         name: str = ray.get(ray.get_actor(**named).whose.remote(), timeout=_LEASE_TIMEOUT)
     except Exception:
-        return "another command"
+        return None
     return name
 
 
