@@ -118,6 +118,7 @@ def random_conformer(kind: str, seed: int = 0) -> Any:
                 tensor.normal_(0, 0.1 if small else 0.25)
         if model_type == "parakeet_tdt":  # whose durations transformers takes for tokens
             model.joint.head.bias[VOCAB + 1 :] -= 40
+            model.joint.head.bias[VOCAB + 1] -= 6  # of 0 positions: transformers would stay at one
     return model
 
 
@@ -145,6 +146,13 @@ def _tokenizer() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(_SPECIAL)
     return tokenizer
+
+
+def tokens_of_pieces() -> tuple[list[str], list[float], list[int]]:
+    """Tokens with the blank one, scores and types, as GGUF has them."""
+    tokens = [*_SPECIAL, *_PIECES, "<blank>"]
+    types = [2] + [3] * (len(_SPECIAL) - 1) + [1] * len(_PIECES) + [3]
+    return tokens, [0.0 if kind != 1 else -4.0 for kind in types], types
 
 
 def ragged_features(lengths: tuple[int, ...], seed: int = 0) -> list[NDArray[np.float32]]:

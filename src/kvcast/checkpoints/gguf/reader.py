@@ -1,4 +1,4 @@
-"""Reads models and LoRA adapters in GGUF files as llama.cpp converts them.
+"""Reads models in GGUF files as llama.cpp and transcribe.cpp convert them, and LoRA adapters.
 
 Rotary pairs of queries and keys may be neighbouring rows of a head, so its rows are reordered;
 experts are stacked; layers after a model's own, which predict further tokens, are left out.
@@ -20,6 +20,7 @@ from kvcast.checkpoints.base import (
     require_file,
 )
 from kvcast.checkpoints.fields import Fields
+from kvcast.checkpoints.gguf import parakeet
 from kvcast.checkpoints.gguf.config import ARCHITECTURES, EMBEDDING, HEAD
 from kvcast.checkpoints.gguf.fields import ROTARY_TENSORS, Values
 from kvcast.checkpoints.gguf.file import MAGIC, GgufFile, GgufTensor, read_gguf, read_parts
@@ -31,6 +32,7 @@ from kvcast.checkpoints.lora_changes import Change, LowRank, Replacement
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
+from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.spec.stored_matrices import Encoding
 
 SUFFIX = ".gguf"
@@ -46,6 +48,9 @@ _LAYER_NUMBER = re.compile(r"blk\.(\d{1,9})\.")
 def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     paths = _parts(source)
     path, file = paths[0], read_parts(paths)
+    if file.values.get("general.architecture") == parakeet.ARCHITECTURE:
+        _check_architecture(adapters, parakeet.ARCHITECTURE, str(path))
+        return parakeet.read_parakeet(file, str(path))
     dimensions, tensors = read_model(file, str(path), adapters)
     text = read_text(file.values, str(path))
     tokens = len(file.values["tokenizer.ggml.tokens"])
@@ -192,7 +197,10 @@ READER = CheckpointReader(
     detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
     files=_parts,
     read=_read,
-    types={DecoderDimensions: tuple(ARCHITECTURES)},
+    types={
+        DecoderDimensions: tuple(ARCHITECTURES),
+        ParakeetDimensions: (parakeet.ARCHITECTURE,),
+    },
     adapter_layout="GGUF",
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcast.checkpoints.base import Checkpoint, StoredTensor
+from kvcast.checkpoints.base import Checkpoint, LazyTensors, StoredTensor
 from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily, read_text
 from kvcast.checkpoints.speech import conformer
@@ -68,10 +68,29 @@ def read_parakeet(
     label = str(folder / "config.json")
     dimensions = parakeet_dimensions(config, label)
     conformer.check_features(folder, dimensions.encoder)
-    tensors = conformer.conformer_tensors(
-        stored, dimensions.encoder, _encoder(config, label), str(folder)
+    return Checkpoint(
+        dimensions=dimensions,
+        tensors=parakeet_tensors(stored, config, dimensions, str(folder)),
+        # A text ends only with its audio; any token without text will do.
+        text=read_text(folder, {"eos_token_id": 0}),
+        source=f"Hugging Face folder {folder}",
     )
-    changed = conformer.Tensors(tensors, str(folder))
+
+
+def parakeet_tensors(
+    stored: Mapping[str, StoredTensor],
+    config: Mapping[str, Any],
+    dimensions: ParakeetDimensions,
+    label: str,
+) -> LazyTensors:
+    """Return tensors by canonical name; `stored` by the names of transformers' classes.
+
+    Raises KvcastError, naming `label`, for missing or misshapen ones.
+    """
+    tensors = conformer.conformer_tensors(
+        stored, dimensions.encoder, _encoder(config, label), label
+    )
+    changed = conformer.Tensors(tensors, label)
     if dimensions.prediction_layers:
         for i in range(dimensions.prediction_layers):
             _join(changed, i, dimensions.width)
@@ -80,20 +99,8 @@ def read_parakeet(
         changed.change("ctc_head.weight", (*shape, 1), shape)
         for leaf in ("weight", "bias"):
             changed.rename(f"ctc_head.{leaf}", f"joint.head.{leaf}")
-    return Checkpoint(
-        dimensions=dimensions,
-        tensors=fill_evenly(
-            dimensions,
-            NAMES,
-            changed.changed,
-            str(folder),
-            f"a {dimensions.architecture} model",
-            lenient=True,
-        ),
-        # A text ends only with its audio; any token without text will do.
-        text=read_text(folder, {"eos_token_id": 0}),
-        source=f"Hugging Face folder {folder}",
-    )
+    kind = f"a {dimensions.architecture} model"
+    return fill_evenly(dimensions, NAMES, changed.changed, label, kind, lenient=True)
 
 
 def parakeet_dimensions(config: Mapping[str, Any], label: str) -> ParakeetDimensions:
