@@ -5,6 +5,7 @@ Weights are random: texts say nothing, but they are those that transformers writ
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,8 +19,9 @@ from kit.random_conformers import BLANK, END, KINDS, MELS, random_conformer, sav
 from kvcast.audio.mel import normalised_log_mel
 from kvcast.cli import main
 from kvcast.errors import UsageError
+from kvcast.speech.conformer import TransducerRequest
 from kvcast.speech.params import TranscribeParams
-from kvcast.speech.recognition import SpeechContext
+from kvcast.speech.recognition import LogMelFeatures, SpeechContext
 from server.serving import serving
 
 RATE = 16_000
@@ -89,6 +91,19 @@ def test_a_batch_and_an_engine_give_what_each_gives_alone(kind: str, model: Any)
     with kvcast.Engine(model, rows=2) as engine:
         jobs = [engine.submit(clip, **told(kind)) for clip in clips]
         assert [list(job.result().segments) for job in jobs] == alone
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
+def test_a_position_has_at_most_so_many_tokens(durations: tuple[int, ...]):
+    """As in NeMo's greedy search; transformers' never leaves one whose tokens span none."""
+    sizes = SimpleNamespace(
+        tokens=3, blank=2, prediction_layers=1, durations=durations, most_symbols=4
+    )
+    request = TransducerRequest(LogMelFeatures(np.zeros((5, 8), np.float32), 5), sizes)
+    logits = np.array([[1, 0, 0, *(3.0 - each for each in durations)]], np.float32)
+    while request.advance(logits).rows:
+        assert len(request.emissions) < 20
+    assert [each.first for each in request.emissions] == sorted([*range(5)] * 4)[:-1]
 
 
 @pytest.mark.parametrize("kind", TRANSDUCING, indirect=True)

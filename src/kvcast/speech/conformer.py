@@ -54,7 +54,7 @@ class TransducerSizes(Protocol):
 
     @property
     def most_symbols(self) -> int:
-        """Tokens at one position, at most; on average where there are durations."""
+        """Tokens at one position, at most: then the next one follows, as in NeMo."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,13 @@ class TransducerRequest(Request):
         sizes, is_blank = self._sizes, token == self._sizes.blank
         if not sizes.prediction_layers:
             return 1
-        if sizes.durations:
-            taken = sizes.durations[int(of_durations.argmax())]
-            return max(1, taken) if is_blank else taken
-        self._symbols = 0 if is_blank else self._symbols + 1
-        if is_blank or self._symbols >= sizes.most_symbols:
+        taken = sizes.durations[int(of_durations.argmax())] if sizes.durations else 0
+        self._symbols += 1
+        if taken == 0 and (is_blank or self._symbols >= sizes.most_symbols):
+            taken = 1
+        if taken:
             self._symbols = 0
-            return 1
-        return 0
+        return taken
 
     def _emit(self, token: int, first: int, taken: int, logits_v: Float32) -> None:
         sizes, most = self._sizes, logits_v.max()
