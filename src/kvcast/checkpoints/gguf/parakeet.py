@@ -106,7 +106,7 @@ def _config(fields: Fields) -> dict[str, Any]:
         "scale_input": fields.flag(f"{_ENCODER}.xscaling", False),
     }
     blank = fields.whole("tokenizer.ggml.blank_token_id", least=0)
-    config = {"model_type": f"parakeet_{head}", "encoder_config": encoder}
+    config: dict[str, Any] = {"model_type": f"parakeet_{head}", "encoder_config": encoder}
     if head == "ctc":
         return {**config, "vocab_size": blank + 1, "pad_token_id": blank}
     width = fields.whole(f"{_OWN}.predictor.hidden")
