@@ -15,7 +15,7 @@ from mutation.runner import OUTCOMES, Case, run
 from mutation.whole import FORMATS
 
 SEED = 20_260
-CASES = 30
+CASES = 20
 # Packages that were not opened before are opened in a child process, which imports torch.
 FEWER = {"pte": 2, "pte manifest": 4, "pt2": 2, "pt2 weights": 2, "pt2 manifest": 4}
 # Opened without a bundle, by the library that is compiled already; some cases are no damage.
