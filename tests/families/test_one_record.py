@@ -45,7 +45,11 @@ OWN = {
         "checkpoints.speech.moonshine_ort",
     ),
     "canary": ("families.canary", "checkpoints.speech.canary"),
-    "parakeet": ("families.parakeet", "checkpoints.speech.parakeet"),
+    "parakeet": (
+        "families.parakeet",
+        "checkpoints.speech.parakeet",
+        "checkpoints.gguf.parakeet",
+    ),
     "unilm": ("families.unilm", "checkpoints.text2text.unilm"),
     "text_encoder": (
         "families.text_encoder",

@@ -14,8 +14,10 @@ from kvcast.checkpoints.gguf.file import GgufFile
 from kvcast.checkpoints.gguf.tokenizer import read_text
 from kvcast.checkpoints.speech.parakeet import parakeet_dimensions, parakeet_tensors
 from kvcast.checkpoints.tensor_names import zeros
+from kvcast.families.parakeet import ParakeetDimensions
 
 ARCHITECTURE = "parakeet"
+TYPES = {ParakeetDimensions: (ARCHITECTURE,)}
 
 _OWN = f"stt.{ARCHITECTURE}"
 _ENCODER = f"{_OWN}.encoder"

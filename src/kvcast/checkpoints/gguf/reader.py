@@ -32,7 +32,6 @@ from kvcast.checkpoints.lora_changes import Change, LowRank, Replacement
 from kvcast.checkpoints.tensor_names import fill_decoder, in_halves, transpose
 from kvcast.errors import KvcastError, UsageError
 from kvcast.families.decoder_dimensions import DecoderDimensions
-from kvcast.families.parakeet import ParakeetDimensions
 from kvcast.spec.stored_matrices import Encoding
 
 SUFFIX = ".gguf"
@@ -197,10 +196,7 @@ READER = CheckpointReader(
     detect=lambda source: is_gguf(source) or (source.is_dir() and bool(_files_in(source))),
     files=_parts,
     read=_read,
-    types={
-        DecoderDimensions: tuple(ARCHITECTURES),
-        ParakeetDimensions: (parakeet.ARCHITECTURE,),
-    },
+    types={DecoderDimensions: tuple(ARCHITECTURES), **parakeet.TYPES},
     adapter_layout="GGUF",
 )
 
