@@ -6,6 +6,7 @@ compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, ML
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -290,6 +291,8 @@ class E2m1(Random):
     library: str = "compressed-tensors"
     run: int = 32
     powers: tuple[int, int] = (0, 250)
+    largest: bool = False
+    """Whether there is a scale of all, as MLX has of an expert."""
 
     @property
     def named(self):
@@ -321,6 +324,9 @@ class E2m1(Random):
                     scales = scales / np.float32(37.3)
             case "mlx":
                 parts = {"weight": tensor(packed.view("<u4")), "scales": stored.view(torch.uint8)}
+                if self.largest:
+                    parts["global_scale"] = torch.tensor(0.37)
+                    scales = scales * (np.float32(0.37) / np.float32(448 * 6))
             case "modelopt":
                 parts = {"weight": tensor(packed), "weight_scale": stored}
                 parts |= {"weight_scale_2": torch.tensor(0.0123), "input_scale": torch.tensor(1.0)}
@@ -415,11 +421,13 @@ class Mlx(Random):
 
     @property
     def config(self):
-        own = {UP: {"bits": self.of_up, "group_size": self.group}} if self.of_up else {}
+        places = (UP, UP.replace("up_proj", "switch_mlp.up_proj")) if self.of_up else ()
+        own = {place: {"bits": self.of_up, "group_size": self.group} for place in places}
         return {"bits": self.bits, "group_size": self.group, "mode": "affine", **own}
 
     def pack(self, name, outputs, inputs):
-        bits = self.of_up if self.of_up and name.startswith(UP) else self.bits
+        is_up = "layers.1.mlp." in name and ".up_proj" in name
+        bits = self.of_up if self.of_up and is_up else self.bits
         codes = self.random.integers(0, 1 << bits, (outputs, inputs))
         scales = self.scales_of(outputs, inputs // self.group)
         scales[::2] *= -1
@@ -649,6 +657,49 @@ def test_codes_of_listed_experts(model_type, name, tmp_path):
     assert set(codes.tensors) == set(floats.tensors)
     for own, expected in floats.tensors.items():
         np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
+
+
+def stacked(tensors):
+    """Stack experts as mlx-lm 0.32.2 does when it converts."""
+    usual, whole, experts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}, {}, {}
+    for name, x in tensors.items():
+        if each := re.fullmatch(r"(.+)\.experts\.(\d+)\.(\w+)\.(\w+)", name):
+            place = f"{each[1]}.switch_mlp.{usual.get(each[3], each[3])}.{each[4]}"
+            experts.setdefault(place, {})[int(each[2])] = x
+        else:
+            whole[name] = x
+    return whole | {name: torch.stack([x[e] for e in range(len(x))]) for name, x in experts.items()}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "made", "encoding"),
+    [
+        ("qwen3_moe", Mlx(), "Q4_1"),
+        ("qwen3_moe", Mlx(of_up=6), "Q4_1"),
+        ("qwen3_moe", E2m1(library="mlx", powers=(118, 124)), "MXFP4"),
+        ("qwen3_moe", E2m1(library="mlx", run=16, largest=True), None),
+        ("mixtral", Mlx(bits=3), "Q4_1"),
+        ("deepseek_v3", Mxfp8(library="mlx"), "F8_E4M3"),
+    ],
+)
+def test_codes_of_experts_that_mlx_stacks(model_type, made, encoding, tmp_path):
+    sizes = EXPERTS.get(model_type, {"num_local_experts": 8, "num_experts_per_tok": 2})
+    places = folders(tmp_path, made, model_type, **sizes)
+    rewrite_weights(places[1], stacked)
+    floats, codes = map(open_checkpoint, places)
+    assert set(codes.tensors) == set(floats.tensors)
+    for own, expected in floats.tensors.items():
+        np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
+    rows = codes.tensors.rows_of("decoder.layers.1.feed_forward.down")
+    assert (rows and rows.kinds()) == (encoding and {Encoding[encoding]})
+
+
+def test_parts_of_stacked_experts_that_contradict_one_another_are_one_line(tmp_path):
+    _, codes = folders(tmp_path, Mlx(), "qwen3_moe", **EXPERTS["qwen3_moe"])
+    rewrite_weights(codes, stacked)
+    gates = UP.replace("up_proj", "switch_mlp.gate_proj")
+    rewrite_weights(codes, lambda tensors: tensors | {f"{gates}.biases": torch.ones(7, 32, 2)})
+    assert "experts.7.gate_proj has no biases" in one_line(KvcastError, open_checkpoint, codes)
 
 
 @pytest.mark.parametrize("block", [(32, 32), None])

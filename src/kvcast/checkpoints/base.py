@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,6 +81,25 @@ def tensor_from_bytes(
         kinds=frozenset({_ENCODINGS[kind].name if kind in _ENCODINGS else kind}),
         nbytes=raw.nbytes,
     )
+
+
+def one_by_one(stacked: StoredTensor) -> list[StoredTensor]:
+    """Return the tensors along the first axis of a file's, each of which is read alone."""
+    count, *rest = stacked.shape
+    shape = tuple(rest)
+    if stacked.rows is None:
+        return [
+            replace(
+                stacked,
+                shape=shape,
+                read=partial(lambda number: stacked.read()[number], number),
+                nbytes=stacked.nbytes // count,
+            )
+            for number in range(count)
+        ]
+    (raw,) = stacked.rows().owners
+    (kind,) = (kind for kind, encoding in _ENCODINGS.items() if encoding.name in stacked.kinds)
+    return [tensor_from_bytes(part, kind, shape, "a part") for part in np.split(raw, count)]
 
 
 class LazyTensors(Mapping[str, NDArray[Any]]):

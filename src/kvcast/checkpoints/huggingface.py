@@ -15,6 +15,7 @@ from kvcast.checkpoints.fields import Fields
 from kvcast.checkpoints.huggingface_text import HuggingFaceFamily
 from kvcast.checkpoints.lora import Adapter, merge
 from kvcast.checkpoints.peft import is_peft, read_peft
+from kvcast.checkpoints.prequantized.mlx import experts_apart
 from kvcast.checkpoints.prequantized.table import METHODS, MLX, MODELOPT, read_prequantized
 from kvcast.checkpoints.safetensors import read_weights, weight_files
 from kvcast.checkpoints.sentence_transformers import sentence_files
@@ -118,7 +119,7 @@ def _read(folder: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     quantization = _quantization(config, path, family.codes.get(str(config.get("model_type"))))
     for name, advice in family.required.items():
         require_file(folder / name, advice)
-    files = read_weights(_weight_files(folder), ignored=family.ignored)
+    files = experts_apart(read_weights(_weight_files(folder), ignored=family.ignored))
     if quantization is not None:
         method, values = quantization
         files = read_prequantized(method, Fields(values=values, label=str(path)), files)

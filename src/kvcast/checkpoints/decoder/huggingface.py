@@ -44,6 +44,7 @@ from kvcast.checkpoints.tensor_names import (
     one_more,
     transpose,
 )
+from kvcast.errors import KvcastError
 from kvcast.families.decoder_dimensions import DecoderDimensions
 from kvcast.families.mixers import ATTENTION
 from kvcast.spec.sizes import MOST_LAYERS
@@ -107,6 +108,9 @@ _INPUTS_FIRST = re.compile(rf"{_CONV1D.pattern}|\.experts\.\w+$")
 _LAYER_NUMBER = re.compile(r"\b(?P<layers>layers|h)\.(?P<number>\d{1,9})\.")
 
 
+_FIRST_GATE = re.compile(r"\.experts\.0\.gate_proj\.(weight|bias)$")
+
+
 # Layers that read those of others may have them in files.
 _KEYS_VALUES = re.compile(r"\.self_attn\.[kv]_(?:proj|norm)\.")
 
@@ -128,6 +132,11 @@ def read_decoder(
     kind = _type_of(config, label)
     dimensions = dimensions_of(config, label, kind, config["model_type"])
     factors = kind.factors(_fields(config, kind, label))
+    if factors and is_of_mlx(stored, kind):
+        raise KvcastError(
+            f"{folder}: MLX multiplies weights of {config['model_type']} by the configuration's "
+            "multipliers, which is not supported: give the folder that it was converted from"
+        )
     own = own_tensors(_scaled(stored, factors), dimensions, kind)
     if dimensions.tied:
         dimensions = replace(dimensions, tied=is_tied(own, kind))
@@ -289,7 +298,23 @@ def own_tensors(
 def names_in(own: Mapping[str, StoredTensor], kind: DecoderType) -> Mapping[str, Sequence[str]]:
     spelled = {_LAYER_NUMBER.sub(r"\g<layers>.{i}.", name) for name in own}
     instead = {ours: names for ours, names in kind.names_instead.items() if spelled >= {*names}}
-    return {**kind.names, **instead}
+    return {**kind.names, **instead, **_listed_experts(spelled, kind)}
+
+
+def _listed_experts(spelled: set[str], kind: DecoderType) -> dict[str, Sequence[str]]:
+    """Names of experts one by one, as folders in codes have them of types that stack theirs."""
+    stacks = [ours for ours in kind.names if ours.endswith(".gate_up")]
+    names: dict[str, Sequence[str]] = {}
+    for name in spelled:
+        if stacks and (first := _FIRST_GATE.search(name)):
+            parts = [
+                f"{name[: first.start()]}.experts.{{e}}.{part}_proj.{first[1]}"
+                for part in ("gate", "up", "down")
+            ]
+            ending = {"weight": "", "bias": "_bias"}[first[1]]
+            names[f"{stacks[-1]}{ending}"] = parts[:2]
+            names[f"{stacks[-1].removesuffix('gate_up')}down{ending}"] = parts[2:]
+    return names
 
 
 def _own_name(full_name: str, kind: DecoderType) -> str:
@@ -320,11 +345,12 @@ def _modules(config: Mapping[str, Any]) -> Modules:
 def _rename(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, StoredTensor]:
     """Without name prefixes, norm weights as they multiply."""
     own = {}
+    of_mlx = is_of_mlx(stored, kind)
     for full_name, tensor in stored.items():
         name = _own_name(full_name, kind)
         if name.startswith(kind.foreign):
             continue
-        whole = f".{name}".endswith(kind.whole_norms)
+        whole = of_mlx or f".{name}".endswith(kind.whole_norms)
         if kind.norms_less_one and name.endswith("norm.weight") and not whole:
             tensor = apply_change(tensor, one_more)
         elif kind.transposed and _CONV1D.search(name):
@@ -335,11 +361,17 @@ def _rename(stored: Mapping[str, StoredTensor], kind: DecoderType) -> dict[str, 
     return own
 
 
+def is_of_mlx(stored: Mapping[str, StoredTensor], kind: DecoderType) -> bool:
+    """Whether kernels are [width, length, 1], as mlx-lm 0.32.2 has them, and norms have their 1."""
+    kernels = [tensor.shape for name, tensor in stored.items() if name.endswith(kind.kernels)]
+    return any(len(shape) == 3 and shape[1] != 1 == shape[2] for shape in kernels)
+
+
 def _by_position(kernel: StoredTensor) -> StoredTensor:
-    """[width, 1, length] to [length, width]."""
-    if len(kernel.shape) != 3 or kernel.shape[1] != 1:
+    """[width, 1, length] or [width, length, 1] to [length, width]."""
+    if len(kernel.shape) != 3 or 1 not in kernel.shape[1:]:
         return kernel
-    width, _, length = kernel.shape
+    width, length = kernel.shape[0], kernel.shape[1] * kernel.shape[2]
     return replace(
         apply_change(kernel, lambda values: values.reshape(width, length).T), shape=(length, width)
     )

@@ -218,6 +218,9 @@ KIMI_TYPES: Mapping[str, DecoderType] = {
         restated=restate_kimi,
         spellings={
             r"\.block_sparse_moe\.": ".mlp.",
+            # As mlx-lm 0.32.2 has them.
+            r"\.([qkv])_conv\.conv\.": r".\1_conv1d.",
+            r"\.mlp\.e_score_correction_bias$": ".mlp.gate.e_score_correction_bias",
             r"\.forget_gate\.": ".",
             r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
             r"(\.experts\.\d+)\.w2\.": r"\1.down_proj.",
@@ -236,6 +239,7 @@ KIMI_TYPES: Mapping[str, DecoderType] = {
             r"\.attention\.": ".self_attn.",
             r"\.self_attn\.dense\.": ".self_attn.o_proj.",
             r"\.forget_gate\.": ".",
+            r"\.gate\.gate_proj\.": ".gate.",  # as mlx-lm 0.32.2 has it
             r"\.gate\.expert_bias$": ".gate.e_score_correction_bias",
         },
     ),

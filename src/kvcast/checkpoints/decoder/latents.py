@@ -40,7 +40,7 @@ from kvcast.checkpoints.decoder.tensor_names import (
     QWEN_STACKED_NAMES,
 )
 from kvcast.checkpoints.fields import Fields
-from kvcast.checkpoints.tensor_names import by_part, head_order, reorder
+from kvcast.checkpoints.tensor_names import apply_change, by_part, head_order, reorder
 from kvcast.families.decoder_dimensions import DecoderDimensions, scaled_residuals
 from kvcast.families.feed_forwards import Routing
 from kvcast.families.latents import Indexer, Latents
@@ -56,6 +56,8 @@ _LATENT = re.compile(
     r"\.(?:self_attn\.kv_a_proj_with|attention\.wkv_a_with|attn_kv_a)_mqa\.(?:weight|bias)$"
 )
 _KEY_VALUE = re.compile(r"(\.self_attn\.kv_b_proj|\.attention\.wkv_b)\.weight$")
+_MLX_KEYS, _MLX_VALUES = ".embed_q.weight", ".unembed_out.weight"
+"""Of mlx-lm 0.32.2: keys' by head, [rank, size], and values' in the same order as here."""
 _INDEX_QUERIES = "wq_b.weight", "attn_q_b.weight"  # of folders, of GGUF files
 _INDEX_KEYS = "wk.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias"
 _LAYER = re.compile(r"\b(?:layers|blk)\.(\d{1,9})\.")
@@ -278,6 +280,16 @@ def matrices_of_heads(
     """Divide the matrices that latents are multiplied with."""
     apart: dict[str, StoredTensor] = {}
     for name, tensor in own.items():
+        if name.endswith(_MLX_KEYS) and len(tensor.shape) == 3:
+            heads, rank, size = tensor.shape
+            turned = apply_change(tensor, lambda keys: keys.swapaxes(1, 2))
+            apart[f"{name.removesuffix(_MLX_KEYS)}.key_b"] = replace(
+                turned, shape=(heads, size, rank)
+            )
+            continue
+        if name.endswith(_MLX_VALUES):
+            apart[f"{name.removesuffix(_MLX_VALUES)}.value_b"] = tensor
+            continue
         if not (matrix := _KEY_VALUE.search(name)):
             apart[name] = tensor
             continue

@@ -272,6 +272,7 @@ LAYER_NORM_TYPES: Mapping[str, DecoderType] = {
             "use_parallel_residual": True,
         },
         spelling={"rotary_emb_base": "rope_theta", "rotary_pct": SHARE},
+        spellings={r"^h\.": "layers."},  # as mlx-lm 0.32.2 has it
         particulars=neox,
         names=NEOX_NAMES,
         rotary=(SHARE,),

@@ -249,6 +249,10 @@ MIXTURE_TYPES: Mapping[str, DecoderType] = {
         particulars=lfm2_experts,
         names=LFM2_EXPERT_NAMES,
         names_instead=LFM2_STACKED_NAMES,
+        spellings={  # as mlx-lm 0.32.2 has them, of layers without experts
+            rf"\.feed_forward\.{theirs}_proj\.": f".feed_forward.{ours}."
+            for ours, theirs in {"w1": "gate", "w2": "down", "w3": "up"}.items()
+        },
         restated=restate_lfm2_experts,
     ),
 }

@@ -325,6 +325,13 @@ GRANITE_HYBRID_NAMES = {
 }
 
 
+GRANITE_HYBRID_MLX_NAMES = {
+    f"{_LAYER}.feed_forward.{part}.weight": NAMES[f"{_LAYER}.feed_forward.{part}.weight"]
+    for part in ("gate_up", "down")
+}
+"""As mlx-lm 0.32.2 has models without experts."""
+
+
 BAMBA_NAMES = {
     **NAMES,
     **_MAMBA_NAMES,

@@ -181,7 +181,8 @@ def softened_xielu(
         tensors[name] = join_flat([slope])
         for bend, least in (("alpha_p", None), ("alpha_n", slope)):
             if stored := own.get(activation + bend):
-                tensors[activation + bend] = apply_change(stored, partial(_softplus, least))
+                flat = join_flat([stored])  # MLX's have no axis
+                tensors[activation + bend] = apply_change(flat, partial(_softplus, least))
     return tensors
 
 
@@ -307,6 +308,7 @@ CODES = "mxfp4"
 """The quant_method of configurations whose experts have these codes."""
 
 _EXPERTS = ".mlp.experts."
+_LISTED = re.compile(r"\.experts\.\d+\.")
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _IN_TURNS = ".gate_up_proj"
 
@@ -316,7 +318,7 @@ def experts_by_rows(own: Mapping[str, StoredTensor], _: object) -> dict[str, Sto
     tensors = {}
     for name, tensor in own.items():
         scales = own.get(name.removesuffix(_BLOCKS) + _SCALES)
-        if _EXPERTS not in name:
+        if _EXPERTS not in name or _LISTED.search(name):
             tensors[name] = tensor
         elif name.endswith(_BLOCKS) and scales is not None:
             whole = name.removesuffix(_BLOCKS)
