@@ -403,6 +403,41 @@ class TorchaoFloat8(Random):
 
 
 @dataclass
+class Hqq(Random):
+    axis: int = 1
+    whole: bool = False
+    """Whether zero points are whole numbers."""
+    as_float: bool = False
+    config = {"quant_method": "hqq", "quant_config": {}, "skip_modules": []}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        groups = outputs * inputs // self.group
+        shape, of_groups = (groups, self.group), (groups, 1)
+        shape, of_groups = (x[:: 1 if self.axis else -1] for x in (shape, of_groups))
+        codes, scales = self.codes(*shape), self.scales_of(*of_groups)
+        zeros = tensor(self.random.uniform(0, 1 << self.bits, of_groups)).to(self.scales)
+        zeros = zeros.floor() if self.whole else zeros
+        each, kind = (10, "<i4") if self.bits == 3 else (8 // self.bits, "u1")
+        padded = np.pad(codes, ((0, -len(codes) % each), (0, 0))).reshape(each, -1, shape[1])
+        shifts = self.bits * np.arange(each)[::-1, None, None]
+        packed = tensor((padded << shifts).sum(0).astype(kind))
+        letters = f"{self.bits}bit_{'32' if self.bits == 3 else 'u8'}".encode()
+        parts = {
+            "W_q": packed.view(torch.bfloat16) if self.as_float else packed,
+            "scale": scales,
+            "zero": zeros,
+            "shape": torch.tensor([outputs, inputs]),
+            "packing": tensor(np.frombuffer(letters, np.uint8).copy()),
+            "axis": torch.tensor(self.axis, dtype=torch.int32),
+            "group_size": torch.tensor(self.group, dtype=torch.int32),
+            "nbits": torch.tensor(self.bits, dtype=torch.int32),
+            "view_as_float": torch.tensor(self.as_float, dtype=torch.uint8),
+        }
+        signed = codes.astype(np.float32) - zeros.float().numpy()
+        return parts, (signed * scales.float().numpy()).reshape(outputs, inputs)
+
+
+@dataclass
 class ModeloptFloat8(Random):
     config = {"quant_method": "modelopt", "quant_algo": "FP8"}  # noqa: RUF012
 
@@ -498,6 +533,15 @@ FORMATS = {
     "ModelOpt FP8": (ModeloptFloat8(), "F8_E4M3"),
     "ModelOpt NVFP4": (E2m1(library="modelopt", run=16), None),
     "AutoRound": (Gptq(auto_round=True), "INT4_ZERO_POINT"),
+    **{
+        f"HQQ {bits} bits, axis {axis}": (Hqq(bits=bits, axis=axis), None)
+        for bits in (8, 4, 3, 2, 1)
+        for axis in (0, 1)
+    },
+    "HQQ, codes as floats": (Hqq(bits=3, as_float=True), None),
+    "HQQ, groups across rows": (Hqq(group=256), None),
+    "HQQ, whole zero points": (Hqq(whole=True), "INT4_ZERO_POINT"),
+    "HQQ 2 bits, whole zero points": (Hqq(bits=2, whole=True), "Q4_0"),
     "torchao int8": (Torchao(bits=8, group=-1, symmetric=True), "Q8_0"),
     "torchao int4": (Torchao(symmetric=True), "Q4_0"),
     "torchao int4, zero points": (Torchao(), "INT4_ZERO_POINT"),
@@ -802,6 +846,13 @@ def spoilt(x):
         (Torchao(), changed("_weight_zero_point", lambda x: x[1:]), "contradict one another"),
         (Torchao(), changed("_weight_qdata", lambda x: x.int()), "_weight_qdata is I32, not I8"),
         (Mlx(), without("biases"), "has no biases"),
+        (Hqq(), without("scale"), "has no scale"),
+        (Hqq(), changed("zero", spoilt), "a scale is not finite"),
+        (Hqq(), changed("zero", lambda x: x.T), "zero has shape [1, 192], expected [192, 1]"),
+        (Hqq(), changed("shape", lambda x: x + 1), "do not divide 97 x 65"),
+        (Hqq(), changed("shape", lambda x: x * 2), "does not hold 192 x 128 codes of 4 bits"),
+        (Hqq(), changed("packing", lambda x: x + 1), "codes of this packing are not supported"),
+        (Hqq(), changed("axis", lambda x: x + 2), "groups of 32 by axis 3 do not divide"),
         (Mlx(), changed("biases", spoilt), "a scale is not finite"),
         (Mlx(), changed("scales", lambda x: x[:, 1:]), "scales has shape [96, 1]"),
     ],

@@ -9,6 +9,7 @@ from kvcast.checkpoints.prequantized.bitsandbytes import read_bitsandbytes
 from kvcast.checkpoints.prequantized.compressed_tensors import read_compressed_tensors
 from kvcast.checkpoints.prequantized.fp8_names import read_published_fp8
 from kvcast.checkpoints.prequantized.gptq import read_awq, read_gptq
+from kvcast.checkpoints.prequantized.hqq import read_hqq
 from kvcast.checkpoints.prequantized.mlx import read_mlx
 from kvcast.checkpoints.prequantized.modelopt import read_modelopt
 from kvcast.checkpoints.prequantized.parts import Stored
@@ -25,6 +26,7 @@ METHODS: Mapping[str, Callable[[Fields, Stored], Stored]] = {
     "bitsandbytes": read_bitsandbytes,
     "auto-round": read_auto_round,
     "torchao": read_torchao,
+    "hqq": read_hqq,
     MODELOPT: read_modelopt,
     MLX: read_mlx,
 }
