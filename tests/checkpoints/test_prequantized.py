@@ -59,6 +59,7 @@ class Random:
     scales: torch.dtype = torch.float16
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     named = "quantization_config"
+    sizes = {}  # noqa: RUF012
 
     def codes(self, *shape):
         return self.random.integers(0, 1 << self.bits, shape)
@@ -120,9 +121,18 @@ class Gptq(Random):
 @dataclass
 class Awq(Random):
     group: int = 64
+    auto_round: bool = False
+
+    @property
+    def sizes(self):
+        """AutoRound packs multiples of 32 outputs."""
+        return {"num_key_value_heads": 4} if self.auto_round else {}
 
     @property
     def config(self):
+        if self.auto_round:
+            own = {"bits": self.bits, "group_size": self.group, "sym": self.symmetric}
+            return {"quant_method": "auto-round", **own, "packing_format": "auto_round:auto_awq"}
         return {"quant_method": "awq", "bits": 4, "group_size": self.group, "version": "GEMM"}
 
     def pack(self, name, outputs, inputs):
@@ -133,7 +143,7 @@ class Awq(Random):
 
         def interleaved(numbers):
             eights = numbers.reshape(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-            return tensor((eights << 4 * np.arange(8)).sum(-1).astype(np.uint32).view(np.int32))
+            return tensor(words(eights.reshape(numbers.shape), self.bits))
 
         parts = {"qweight": interleaved(codes), "qzeros": interleaved(zeros), "scales": scales}
         of_inputs = [x.repeat(size, 0)[:inputs] for x in (zeros, scales.float().numpy())]
@@ -393,6 +403,24 @@ class Torchao(Random):
 
 
 @dataclass
+class TorchaoPairs(Random):
+    """Signed codes, two in a byte."""
+
+    scales: torch.dtype = torch.bfloat16
+    config = {"quant_method": "torchao", "quant_type": {"default": {}}}  # noqa: RUF012
+
+    def pack(self, name, outputs, inputs):
+        codes = self.random.integers(-8, 8, (outputs, inputs))
+        scales = self.scales_of(inputs // self.group, outputs)
+        zeros = (self.scales_of(inputs // self.group, outputs) - 0.05) * (not self.symmetric)
+        packed = (codes[:, 0::2] & 15 | codes[:, 1::2] << 4).astype(np.int8)
+        parts = {"_weight_qdata": tensor(packed), "_weight_scale": scales}
+        parts["_weight_zero_point"] = zeros
+        wide = [x.float().numpy().T.repeat(self.group, 1) for x in (scales, zeros)]
+        return parts, codes.astype(np.float32) * wide[0] + wide[1]
+
+
+@dataclass
 class TorchaoFloat8(Random):
     config = {"quant_method": "torchao", "quant_type": {"default": {}}}  # noqa: RUF012
 
@@ -534,6 +562,10 @@ FORMATS = {
     "ModelOpt NVFP4": (E2m1(library="modelopt", run=16), None),
     "AutoRound": (Gptq(auto_round=True), "INT4_ZERO_POINT"),
     **{
+        f"AutoRound {bits} bits, as AWQ": (Awq(bits=bits, group=32, auto_round=True), encoding)
+        for bits, encoding in ((4, "INT4_ZERO_POINT"), (5, "Q8_0"), (6, "Q8_0"), (7, "Q8_0"))
+    },
+    **{
         f"HQQ {bits} bits, axis {axis}": (Hqq(bits=bits, axis=axis), None)
         for bits in (8, 4, 3, 2, 1)
         for axis in (0, 1)
@@ -545,6 +577,8 @@ FORMATS = {
     "torchao int8": (Torchao(bits=8, group=-1, symmetric=True), "Q8_0"),
     "torchao int4": (Torchao(symmetric=True), "Q4_0"),
     "torchao int4, zero points": (Torchao(), "INT4_ZERO_POINT"),
+    "torchao int4 in pairs": (TorchaoPairs(), None),
+    "torchao int4 in pairs, symmetric": (TorchaoPairs(symmetric=True), "Q4_0"),
     "torchao float8": (TorchaoFloat8(), "F8_E4M3"),
 }
 # 3 bits span -7 .. 7 with any zero point, 2 bits -3 .. 3.
@@ -552,7 +586,7 @@ FORMATS = {
 
 def folders(path, made, model_type="llama", **sizes):
     """Return a folder of floats and one of codes, whose matrices of layers stand for the same."""
-    model = random_decoder(model_type, **SIZES | sizes)
+    model = random_decoder(model_type, **SIZES | made.sizes | sizes)
     floats, codes = (save_decoder(model, path / name) for name in ("floats", "codes"))
     packed, plain = {}, {}
 
@@ -844,6 +878,18 @@ def spoilt(x):
         (Torchao(), changed("_weight_scale", lambda x: x[1:]), "_weight_scale has shape [95, 2]"),
         (Torchao(), changed("_weight_scale", spoilt), "a scale is not finite"),
         (Torchao(), changed("_weight_zero_point", lambda x: x[1:]), "contradict one another"),
+        (
+            TorchaoPairs(),
+            changed("_weight_scale", lambda x: x.T),
+            "_weight_scale has shape [96, 2]",
+        ),
+        (TorchaoPairs(), changed("_weight_zero_point", spoilt), "a scale is not finite"),
+        (TorchaoPairs(), changed("_weight_zero_point", lambda x: x[1:]), "expected [2, 96]"),
+        (
+            Awq(bits=6, auto_round=True),
+            changed("qweight", lambda x: x[:, 1:]),
+            "no eights of codes",
+        ),
         (Torchao(), changed("_weight_qdata", lambda x: x.int()), "_weight_qdata is I32, not I8"),
         (Mlx(), without("biases"), "has no biases"),
         (Hqq(), without("scale"), "has no scale"),
@@ -870,14 +916,14 @@ def test_parts_that_contradict_one_another_are_one_line(made, change, words, tmp
         (Gptq(), {"bits": None}, "bits is missing"),
         (Gptq(), {"checkpoint_format": "gptq_p"}, "checkpoint_format 'gptq_p' is not supported"),
         (Gptq(), {"group_size": 0}, "group_size must be a whole number above 0, or -1"),
-        (Awq(), {"version": "gemv"}, "AWQ other than gemm of 4 bits is not supported"),
+        (Awq(), {"version": "gemv"}, "AWQ other than gemm of 4 to 7 bits is not supported"),
         (Mlx(), {"mode": "mxfp6"}, "MLX's mode 'mxfp6' of 4 bits is not supported"),
         (E2m1(library="mlx"), {"group_size": 64}, "groups of 64 are not supported in mode mxfp4"),
         (ModeloptFloat8(), {"quant_algo": "W4A8_AWQ"}, "ModelOpt's 'W4A8_AWQ' is not supported"),
         (
             Gptq(auto_round=True, symmetric=True),
             {"packing_format": "auto_round:llm_compressor"},
-            "AutoRound's packing 'auto_round:llm_compressor' is not supported: export it as",
+            "AutoRound's packing 'auto_round:llm_compressor' is not supported: export it as one of",
         ),
         (
             Packed(),

@@ -1,4 +1,4 @@
-"""GPTQ (GPTQModel 7.7) and AWQ (AutoAWQ 0.2.9), whose codes run down the rows of words."""
+"""GPTQ (GPTQModel 7.7) and AWQ (AutoAWQ 0.2.9, AutoRound 0.16.1), whose codes fill words."""
 
 from collections.abc import Callable
 
@@ -63,18 +63,22 @@ def _zeros(parts: Parts, bits: int, shape: tuple[int, int], *, less_one: bool) -
     return (zeros + 1) % (1 << bits) if less_one and not whole else zeros
 
 
+_AWQ_BITS = (4, 5, 6, 7)
+"""Other than 4 is AutoRound's."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that each of eight outputs has."""
+"""The code that each of eight outputs has."""
 
 
 def read_awq(fields: Fields, stored: Stored) -> Stored:
-    version = str(fields.values.get("version", "gemm")).lower()
-    if fields.whole("bits", 4) != 4 or version != "gemm":
-        raise fields.error("AWQ other than gemm of 4 bits is not supported")
+    bits, version = fields.whole("bits", 4), str(fields.values.get("version", "gemm")).lower()
+    if bits not in _AWQ_BITS or version != "gemm":
+        raise fields.error("AWQ other than gemm of 4 to 7 bits is not supported")
     for base in bases(stored, ".qweight"):
         parts = Parts(stored, base, fields.label)
         packed = parts.matrix("qweight", "I32")
-        inputs, outputs = packed.shape[0], packed.shape[1] * 8
+        inputs, outputs = packed.shape[0], packed.shape[1] * WORD // bits
+        if packed.shape[1] * WORD % (bits * len(_AWQ_ORDER)):
+            raise parts.error(f"{packed.shape[1]} words hold no eights of codes of {bits} bits")
         size = group_size(fields, fields.values.get("group_size", 128), inputs)
         groups = -(-inputs // size)
         zeros = parts.take("qzeros", "I32")
@@ -83,17 +87,17 @@ def read_awq(fields: Fields, stored: Stored) -> Stored:
         stored[f"{base}.weight"] = IntegerCodes(
             label=parts.label,
             shape=(outputs, inputs),
-            codes=lambda packed=packed: _interleaved(packed).T,  # type: ignore[misc]
-            range=(0, 15),
+            codes=lambda packed=packed: _interleaved(packed, bits).T,  # type: ignore[misc]
+            range=(0, (1 << bits) - 1),
             scales=parts.floats("scales", (groups, outputs)).T,
-            zeros=_interleaved(zeros).T,
+            zeros=_interleaved(zeros, bits).T,
             group=size,
             packed=packed,
         ).stored()
     return stored
 
 
-def _interleaved(packed: StoredTensor) -> NDArray[np.uint8]:
+def _interleaved(packed: StoredTensor, bits: int) -> NDArray[np.uint8]:
     rows, words = packed.shape
-    codes = stream(packed.read().view(np.uint32), 4, words * 8)
-    return codes.reshape(rows, words, 8)[..., _AWQ_ORDER].reshape(rows, -1)
+    codes = stream(packed.read().view(np.uint32), bits, words * WORD // bits)
+    return codes.reshape(rows, -1, len(_AWQ_ORDER))[..., _AWQ_ORDER].reshape(rows, -1)
