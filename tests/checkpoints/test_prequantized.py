@@ -737,6 +737,56 @@ def test_codes_of_listed_experts(model_type, name, tmp_path):
         np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
 
 
+@pytest.mark.parametrize(
+    ("made", "encoding"),
+    [
+        (Packed(symmetric=True), "Q4_0"),
+        (E2m1(run=16), None),
+        (Float8(block=None, compressed="channel"), "F8_E4M3"),
+    ],
+)
+def test_codes_of_experts_that_llm_compressor_lists(made, encoding, tmp_path):
+    """As its `GptOssLinearExperts` names them; gates and what they gate take turns in floats."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
+    model = random_decoder("gpt_oss", **SIZES | sizes)
+    floats, codes = (save_decoder(model, tmp_path / name) for name in ("floats", "codes"))
+    packed, plain = {}, {}
+
+    def fill(tensors):
+        for name, x in tensors.items():
+            packed[name] = plain[name] = x
+            module, _, part = name.partition(".experts.")
+            if not part:
+                continue
+            del packed[name]
+            is_bias, x = part.endswith("_bias"), x.clone()
+            plain[name] = x
+            whole = part.removesuffix("_bias")
+            parts = {"down_proj": x}
+            if whole == "gate_up_proj":
+                parts = {"gate_proj": x[..., 0::2], "up_proj": x[..., 1::2]}
+            for own, experts in parts.items():
+                for e, expert in enumerate(experts):
+                    base = f"{module}.experts.{e}.{own}"
+                    if is_bias:
+                        packed[f"{base}.bias"] = expert.contiguous()
+                        continue
+                    stored, numbers = made.pack(base, *expert.T.shape)
+                    packed.update({f"{base}.{leaf}": y for leaf, y in stored.items()})
+                    expert.copy_(tensor(numbers).T)
+        return plain
+
+    rewrite_weights(floats, fill)
+    rewrite_weights(codes, lambda _: packed)
+    edit_json(codes / "config.json", quantization_config=made.config)
+    expected, checkpoint = map(open_checkpoint, (floats, codes))
+    assert set(checkpoint.tensors) == set(expected.tensors)
+    for own, numbers in expected.tensors.items():
+        np.testing.assert_array_equal(checkpoint.tensors[own], numbers, err_msg=own)
+    rows = checkpoint.tensors.rows_of("decoder.layers.1.feed_forward.down")
+    assert (rows and rows.kinds()) == (encoding and {Encoding[encoding]})
+
+
 def stacked(tensors):
     """Stack experts as mlx-lm 0.32.2 does when it converts."""
     usual, whole, experts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}, {}, {}
