@@ -1,8 +1,9 @@
 """Pre-quantized folders beside folders of the floats that their codes stand for.
 
 Layouts are written here as the libraries write them (GPTQModel 7.7.0, AutoAWQ 0.2.9,
-compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, MLX 0.32.4, torchao
-0.18.0, ModelOpt 0.47.0, AutoRound 0.16.1), on random codes.
+compressed-tensors 0.20.1 and 0.12.2, transformers 5.23, bitsandbytes 0.50.2, MLX 0.32.4, mlx-lm
+0.32.2, torchao 0.18.0, HQQ 0.2.8, ModelOpt 0.47.0, AutoRound 0.16.1, llm-compressor 0.14.0), on
+random codes.
 """
 
 import json

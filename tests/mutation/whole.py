@@ -214,8 +214,9 @@ def _write_moonshine(folder: Path) -> None:
 
 def _write_prequantized(folder: Path) -> None:
     """Write the folder of codes of a format of each library."""
+    from checkpoints.folder_checks import rewrite_weights
+    from checkpoints.test_prequantized import EXPERTS, Mlx, folders, stacked
     from checkpoints.test_prequantized import FORMATS as PREQUANTIZED
-    from checkpoints.test_prequantized import folders
 
     kinds = (
         "GPTQ, groups in another order",
@@ -224,11 +225,15 @@ def _write_prequantized(folder: Path) -> None:
         "FP8 in ragged blocks",
     )
     kinds += ("bitsandbytes, scales in codes", "MLX 4 bits", "MLX mxfp4", "torchao int4")
-    kinds += ("nvfp4-pack-quantized", "ModelOpt NVFP4")
+    kinds += ("nvfp4-pack-quantized", "ModelOpt NVFP4", "HQQ 3 bits, axis 1")
+    kinds += ("HQQ, whole zero points", "torchao int4 in pairs", "AutoRound 6 bits, as AWQ")
     for number, kind in enumerate(kinds):
         floats, codes = folders(folder / "made", PREQUANTIZED[kind][0])
         shutil.rmtree(floats)
         codes.rename(folder / str(number))
+    _, codes = folders(folder / "made", Mlx(), "qwen3_moe", **EXPERTS["qwen3_moe"])
+    rewrite_weights(codes, stacked)
+    codes.rename(folder / "stacked")
     shutil.rmtree(folder / "made")
 
 

@@ -72,7 +72,8 @@ def _matrix(parts: Parts) -> StoredTensor:
         stacked = _raw(packed).view("<u4" if bits == 3 else "u1").reshape(-1, columns)
         shifts = np.arange(each, dtype=stacked.dtype)[::-1] * stacked.dtype.type(bits)
         apart = stacked[None] >> shifts[:, None, None] & stacked.dtype.type((1 << bits) - 1)
-        return apart.reshape(-1, columns)[:rows].astype(np.uint8, copy=False)
+        flat: NDArray[np.uint8] = apart.reshape(-1, columns)[:rows].astype(np.uint8, copy=False)
+        return flat
 
     if axis and inputs % size == 0 and _are_whole(zeros):
         return IntegerCodes(
