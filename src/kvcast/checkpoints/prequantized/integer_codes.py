@@ -34,8 +34,10 @@ _RANGES: Mapping[Encoding, tuple[int, int]] = {
 def stream(words: NDArray[np.uint32], bits: int, count: int) -> NDArray[np.uint8]:
     """Return `count` codes of words [..., n] of 32 bits, lowest bits first, across words' ends."""
     if 8 % bits == 0:
-        each = np.ascontiguousarray(words).view(np.uint8)[..., None]
-        codes = each >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        each = np.ascontiguousarray(words).view(np.uint8)
+        codes = np.empty((*each.shape, 8 // bits), np.uint8)
+        for place in range(8 // bits):  # of a few long runs rather than of many short ones
+            codes[..., place] = each >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
         return codes.reshape(*words.shape[:-1], -1)[..., :count]
     first, shift = np.divmod(np.arange(count) * bits, WORD)
     wide = words.astype(np.uint64)
