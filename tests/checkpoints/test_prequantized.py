@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from checkpoints.folder_checks import rewrite_weights
 from checkpoints.tiny_decoders import random_decoder, save_decoder
@@ -608,6 +609,27 @@ def folders(path, made, model_type="llama", **sizes):
     return floats, codes
 
 
+UNREAD = (
+    "input_scale",
+    "input_global_scale",
+    "activation_scale",
+    "qscale_act",
+    "weight_format",
+    "act_quant_scale",
+)
+
+
+def bytes_of(checkpoint):
+    tensors = checkpoint.tensors
+    return sum(part.nbytes for name in tensors for part in tensors.parts_of(name))
+
+
+def bytes_in(folder):
+    """Scales and zero points as well, but not what is of activations."""
+    stored = load_file(folder / "model.safetensors")
+    return sum(value.nbytes for name, value in stored.items() if not name.endswith(UNREAD))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
     made, encoding = FORMATS[name]
@@ -616,6 +638,7 @@ def test_codes_are_the_floats_that_they_stand_for(name, tmp_path):
     assert set(codes.tensors) == set(floats.tensors)
     for own, expected in floats.tensors.items():
         np.testing.assert_array_equal(codes.tensors[own], expected, err_msg=own)
+    assert bytes_of(codes) == bytes_in(tmp_path / "codes")
     rows = codes.tensors.rows_of(DOWN)
     assert (rows and rows.kinds()) == (encoding and {Encoding[encoding]})
     if rows and rows.kinds() <= PREQUANTIZED:

@@ -39,13 +39,14 @@ _NF4 = np.array(
 def read_bitsandbytes(fields: Fields, stored: Stored) -> Stored:
     for name in [name for name in stored if f".{_STATE}" in name]:
         base, _, kind = name.partition(f".{_STATE}")
-        stored[base] = _of_table(Parts(stored, base, fields.label), f"{_STATE}{kind}")
+        parts = Parts(stored, base, fields.label)
+        stored[base] = parts.whole(_of_table(parts, f"{_STATE}{kind}"))
     for base in bases(stored, ".SCB"):
         parts = Parts(stored, base, fields.label)
         codes = parts.matrix("weight", "I8")
         scales = parts.floats("SCB", codes.shape[:1])[:, None] * np.float32(_STEP)
         stored.pop(f"{base}.weight_format", None)
-        stored[f"{base}.weight"] = of_int8(parts.label, codes, scales)
+        stored[f"{base}.weight"] = parts.whole(of_int8(parts.label, codes, scales))
     return stored
 
 
@@ -55,6 +56,7 @@ def _of_table(parts: Parts, state_name: str) -> StoredTensor:
     packed = parts.stored.pop(parts.base, None)
     if packed is None:
         raise parts.error("it has no codes: fetch the folder again")
+    parts.taken += packed.nbytes
     shape, size = _shape(state), state.whole("blocksize")
     count = math.prod(shape)
     if "U8" not in packed.kinds or packed.nbytes != -(-count // 2):

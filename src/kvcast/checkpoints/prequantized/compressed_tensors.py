@@ -31,10 +31,10 @@ def read_compressed_tensors(fields: Fields, stored: Stored) -> Stored:
     schemes = _schemes(fields)
     for base in bases(stored, ".weight_packed"):
         parts = Parts(stored, base, fields.label)
-        stored[f"{base}.weight"] = _of_format(parts, _format_of_packed(parts), schemes)
+        stored[f"{base}.weight"] = parts.whole(_of_format(parts, _format_of_packed(parts), schemes))
     for base in bases(stored, ".weight_scale"):
         parts = Parts(stored, base, fields.label)
-        stored[f"{base}.weight"] = _of_format(parts, _format_of_whole(parts), schemes)
+        stored[f"{base}.weight"] = parts.whole(_of_format(parts, _format_of_whole(parts), schemes))
     drop(stored, _UNUSED)
     return stored
 

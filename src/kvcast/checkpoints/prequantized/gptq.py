@@ -27,7 +27,7 @@ def read_gptq(fields: Fields, stored: Stored) -> Stored:
         size = group_size(fields, group, inputs)
         groups = -(-inputs // size)
         zeros = _zeros(parts, bits, (groups, outputs), less_one=version == "gptq")
-        stored[f"{base}.weight"] = IntegerCodes(
+        codes = IntegerCodes(
             label=parts.label,
             shape=(outputs, inputs),
             codes=_columns(packed, bits, inputs),
@@ -36,7 +36,8 @@ def read_gptq(fields: Fields, stored: Stored) -> Stored:
             zeros=zeros.T,
             group=group_of(parts, "g_idx", inputs, size, groups),
             packed=packed,
-        ).stored()
+        )
+        stored[f"{base}.weight"] = parts.whole(codes.stored())
     return stored
 
 
@@ -84,7 +85,7 @@ def read_awq(fields: Fields, stored: Stored) -> Stored:
         zeros = parts.take("qzeros", "I32")
         if zeros.shape != (groups, packed.shape[1]):
             raise parts.error(f"qzeros has shape {list(zeros.shape)} for {groups} groups")
-        stored[f"{base}.weight"] = IntegerCodes(
+        codes = IntegerCodes(
             label=parts.label,
             shape=(outputs, inputs),
             codes=lambda packed=packed: _interleaved(packed, bits).T,  # type: ignore[misc]
@@ -93,7 +94,8 @@ def read_awq(fields: Fields, stored: Stored) -> Stored:
             zeros=_interleaved(zeros, bits).T,
             group=size,
             packed=packed,
-        ).stored()
+        )
+        stored[f"{base}.weight"] = parts.whole(codes.stored())
     return stored
 
 

@@ -33,17 +33,19 @@ _RANGES: Mapping[Encoding, tuple[int, int]] = {
 
 def stream(words: NDArray[np.uint32], bits: int, count: int) -> NDArray[np.uint8]:
     """Return `count` codes of words [..., n] of 32 bits, lowest bits first, across words' ends."""
-    if 8 % bits == 0:
-        each = np.ascontiguousarray(words).view(np.uint8)
-        codes = np.empty((*each.shape, 8 // bits), np.uint8)
-        for place in range(8 // bits):  # of a few long runs rather than of many short ones
-            codes[..., place] = each >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
-        return codes.reshape(*words.shape[:-1], -1)[..., :count]
-    first, shift = np.divmod(np.arange(count) * bits, WORD)
-    wide = words.astype(np.uint64)
-    after = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
-    both = (wide | after << np.uint64(WORD))[..., first]
-    return (both >> shift.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.uint8)
+    period = math.lcm(8, bits)  # after which codes begin with a byte again
+    *rows, width = words.shape
+    each = np.zeros((*rows, -(-width * WORD // period) * period // 8), np.uint8)
+    each[..., : width * 4] = np.ascontiguousarray(words).view(np.uint8)
+    each = each.reshape(*rows, -1, period // 8)
+    codes = np.empty((*each.shape[:-1], period // bits), np.uint8)
+    for place in range(period // bits):  # a few long runs are faster than many short ones
+        first, shift = divmod(place * bits, 8)
+        code = each[..., first] >> np.uint8(shift)
+        if shift + bits > 8:
+            code |= each[..., first + 1] << np.uint8(8 - shift)
+        codes[..., place] = code & np.uint8((1 << bits) - 1)
+    return codes.reshape(*rows, -1)[..., :count]
 
 
 @dataclass(frozen=True, kw_only=True)

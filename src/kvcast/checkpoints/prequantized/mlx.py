@@ -56,7 +56,8 @@ def read_mlx(fields: Fields, stored: Stored) -> Stored:
         names = (base, *(_EXPERT.sub(f".{stack}.", base) for stack in _STACKS))
         own = next((own for name in names if (own := fields.values.get(name))), None)
         of_layer = Fields(values=own, label=fields.label) if isinstance(own, dict) else fields
-        stored[f"{base}.weight"] = _matrices(Parts(stored, base, fields.label), of_layer)
+        parts = Parts(stored, base, fields.label)
+        stored[f"{base}.weight"] = parts.whole(_matrices(parts, of_layer))
     return stored
 
 

@@ -22,7 +22,7 @@ def read_modelopt(fields: Fields, stored: Stored) -> Stored:
         parts = Parts(stored, base, fields.label)
         if parts.has("pre_quant_scale"):
             raise parts.error("scales of activations are not supported: export it without them")
-        stored[f"{base}.weight"] = _matrix(parts)
+        stored[f"{base}.weight"] = parts.whole(_matrix(parts))
     drop(stored, _UNUSED)
     return stored
 

@@ -1,5 +1,6 @@
 """The tensors that pre-quantized folders have for one matrix."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ class Parts:
 
     def __init__(self, stored: Stored, base: str, label: str) -> None:
         self.stored, self.base, self.label = stored, base, f"{label}: matrix {base}"
+        self.taken = 0  # bytes of the file
 
     def has(self, name: str) -> bool:
         return f"{self.base}.{name}" in self.stored
@@ -31,6 +33,7 @@ class Parts:
         tensor = self.stored.pop(f"{self.base}.{name}", None)
         if tensor is None:
             raise KvcastError(f"{self.label} has no {name}: fetch the folder again")
+        self.taken += tensor.nbytes
         if not tensor.kinds & set(kinds):
             raise self.error(f"{name} is {', '.join(sorted(tensor.kinds))}, not {kinds[0]}")
         return tensor
@@ -46,6 +49,10 @@ class Parts:
         if tensor.shape != shape:
             raise self.error(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
         return tensor.read()
+
+    def whole(self, matrix: StoredTensor) -> StoredTensor:
+        """Return the matrix with the bytes of all that was taken for it, such as its scales."""
+        return replace(matrix, nbytes=self.taken)
 
     def error(self, what: str) -> KvcastError:
         return KvcastError(f"{self.label}: {what}")

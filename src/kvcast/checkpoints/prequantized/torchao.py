@@ -38,7 +38,8 @@ def read_torchao(fields: Fields, stored: Stored) -> Stored:
                 "int4 in tiles is not supported: save it with int4_packing_format 'plain'"
             )
         has_floats = any(parts.is_of(_ZEROS, kind) for kind in _FLOATS)
-        stored[f"{base}.weight"] = _pairs(parts) if has_floats else _matrix(parts, bits)
+        matrix = _pairs(parts) if has_floats else _matrix(parts, bits)
+        stored[f"{base}.weight"] = parts.whole(matrix)
     drop(stored, _OF_ACTIVATIONS)
     return stored
 
