@@ -75,7 +75,7 @@ class RuntimeInfo:
 
     @property
     def default_opening(self) -> str:
-        own = "a GGUF file's own codes or " if self.keeps_codes else ""
+        own = "a quantized checkpoint's own codes or " if self.keeps_codes else ""
         return f"{own}{self.default_quantize}"
 
     def choose_precision(self, request: PrecisionRequest) -> BundlePrecision:
