@@ -8,7 +8,7 @@ random codes.
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -588,6 +588,7 @@ FORMATS = {
 
 def folders(path, made, model_type="llama", **sizes):
     """Return a folder of floats and one of codes, whose matrices of layers stand for the same."""
+    made = replace(made, random=np.random.default_rng(7))  # whichever tests ran before
     model = random_decoder(model_type, **SIZES | made.sizes | sizes)
     floats, codes = (save_decoder(model, path / name) for name in ("floats", "codes"))
     packed, plain = {}, {}
