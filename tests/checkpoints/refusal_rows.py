@@ -277,7 +277,7 @@ DECODERS = [
         *(({"num_hidden_layers": layers}, "layers.") for layers in (5, 1_000)),
         *(({name: {"quant_method": kind}}, f"{name} of the kind {kind!r}, which is not read")
           for name, kind in (
-            ("quantization_config", "hqq"),
+            ("quantization_config", "quanto"),
             ("compression_config", "compressed-tensors"),
         )),
         ({"quantization_config": {"bits": 4}}, "quantization_config of the kind 'None'"),

@@ -87,8 +87,8 @@ def expert_formats(checkpoint):
 
 def test_codes_of_another_kind_or_shape_are_one_line(folders):
     _, codes = folders
-    edit_json(codes / "config.json", quantization_config={"quant_method": "hqq"})
-    assert "of the kind 'hqq'" in one_line(KvcastError, open_checkpoint, codes)
+    edit_json(codes / "config.json", quantization_config={"quant_method": "quanto"})
+    assert "of the kind 'quanto'" in one_line(KvcastError, open_checkpoint, codes)
     edit_json(codes / "config.json", quantization_config=QUANTISED)
 
     def cut(tensors):

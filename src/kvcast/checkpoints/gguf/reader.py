@@ -47,7 +47,7 @@ _LAYER_NUMBER = re.compile(r"blk\.(\d{1,9})\.")
 def _read(source: Path, adapters: Sequence[Adapter] = ()) -> Checkpoint:
     paths = _parts(source)
     path, file = paths[0], read_parts(paths)
-    if file.values.get("general.architecture") == parakeet.ARCHITECTURE:
+    if str(file.values.get("general.architecture")) == parakeet.ARCHITECTURE:
         _check_architecture(adapters, parakeet.ARCHITECTURE, str(path))
         return parakeet.read_parakeet(file, str(path))
     dimensions, tensors = read_model(file, str(path), adapters)

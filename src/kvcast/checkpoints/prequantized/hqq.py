@@ -35,7 +35,8 @@ def read_hqq(fields: Fields, stored: Stored) -> Stored:
     0). Zero points are floats; where all of a matrix are whole, its codes are kept.
     """
     for base in bases(stored, f".{_CODES}"):
-        stored[f"{base}.weight"] = _matrix(Parts(stored, base, fields.label))
+        parts = Parts(stored, base, fields.label)
+        stored[f"{base}.weight"] = parts.whole(_matrix(parts))
     return stored
 
 
@@ -64,8 +65,7 @@ def _matrix(parts: Parts) -> StoredTensor:
     scales, zeros = (parts.floats(name, of_groups) for name in ("scale", "zero"))
     require_finite(scales, parts.label)
     require_finite(zeros, parts.label)
-    for name in _UNUSED:
-        parts.stored.pop(f"{parts.base}.{name}", None)
+    parts.leave_out(*_UNUSED)
 
     def codes() -> NDArray[np.uint8]:
         """Return those of all rows; the first of a byte or word are of the first rows."""

@@ -38,6 +38,11 @@ class Parts:
             raise self.error(f"{name} is {', '.join(sorted(tensor.kinds))}, not {kinds[0]}")
         return tensor
 
+    def leave_out(self, *names: str) -> None:
+        for name in names:
+            if tensor := self.stored.pop(f"{self.base}.{name}", None):
+                self.taken += tensor.nbytes
+
     def matrix(self, name: str, *kinds: str) -> StoredTensor:
         tensor = self.take(name, *kinds)
         if len(tensor.shape) != MATRIX:
