@@ -34,7 +34,8 @@ def test_the_document_lists_all_types_families_and_runtimes(document: dict) -> N
     }
     types = {kind for family in _FAMILIES for kind in family.model_types}
     assert {name for name, layout in listed if layout == "Hugging Face"} == types
-    assert {name for name, layout in listed if layout == "GGUF"} == ARCHITECTURES.keys()
+    in_gguf = {name for name, layout in listed if layout == "GGUF"}
+    assert in_gguf == {*ARCHITECTURES, "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"}
     assert {layout for _, layout in listed} >= {"CTranslate2", "Mistral", "bert4keras"}
     for runtime in document["runtimes"]:
         assert runtime["quantize"][0] == RUNTIMES[runtime["name"]].default_quantize

@@ -17,7 +17,8 @@ from kvcast.checkpoints.tensor_names import zeros
 from kvcast.families.parakeet import ParakeetDimensions
 
 ARCHITECTURE = "parakeet"
-TYPES = {ParakeetDimensions: (ARCHITECTURE,)}
+_HEADS = ("ctc", "rnnt", "tdt")
+TYPES = {ParakeetDimensions: tuple(f"{ARCHITECTURE}_{head}" for head in _HEADS)}
 
 _OWN = f"stt.{ARCHITECTURE}"
 _ENCODER = f"{_OWN}.encoder"
@@ -97,8 +98,11 @@ def _config(fields: Fields) -> dict[str, Any]:
     if abs(fields.positive("stt.frontend.pre_emphasis", 0.97) - 0.97) > 1e-6:
         raise fields.error("stt.frontend.pre_emphasis must be 0.97")
     head = str(fields.values.get(f"{_OWN}.head_kind", "tdt"))
-    if head not in ("tdt", "rnnt", "ctc"):
-        raise fields.error(f"{_OWN}.head_kind {head[:40]!r} is not supported: tdt, rnnt or ctc")
+    if head not in _HEADS:
+        supported = ", ".join(_HEADS)
+        raise fields.error(
+            f"{_OWN}.head_kind {head[:40]!r} is not supported (supported: {supported})"
+        )
     has_biases = fields.flag(f"{_ENCODER}.use_bias", False)
     encoder = {
         **{name: fields.whole(f"{_ENCODER}.{own}") for name, own in _SIZES.items()},
@@ -108,7 +112,7 @@ def _config(fields: Fields) -> dict[str, Any]:
         "scale_input": fields.flag(f"{_ENCODER}.xscaling", False),
     }
     blank = fields.whole("tokenizer.ggml.blank_token_id", least=0)
-    config: dict[str, Any] = {"model_type": f"parakeet_{head}", "encoder_config": encoder}
+    config: dict[str, Any] = {"model_type": f"{ARCHITECTURE}_{head}", "encoder_config": encoder}
     if head == "ctc":
         return {**config, "vocab_size": blank + 1, "pad_token_id": blank}
     width = fields.whole(f"{_OWN}.predictor.hidden")
