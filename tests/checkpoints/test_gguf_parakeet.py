@@ -1,7 +1,7 @@
 """Parakeets in GGUF files as transcribe.cpp writes them: the folder's tensors, sizes and texts.
 
-The engine of transcribe-cpp 0.4.1 opens these files where the subsampling factor is 8, and hears
-the same in them but for near ties.
+transcribe-cpp 0.4.1 loads these files if their subsampling factor is 8; its transcripts differ
+where the two largest logits nearly tie.
 """
 
 import numpy as np
@@ -59,6 +59,8 @@ REFUSED = {
     "stt.parakeet.head_kind 'aed' is not supported": {"stt.parakeet.head_kind": "aed"},
     "stt.parakeet.joint.hidden must be 24": {"stt.parakeet.joint.hidden": 25},
     "stt.parakeet.tdt.durations is missing": {"stt.parakeet.tdt.durations": None},
+    "stt.parakeet.tdt.durations must list": {"stt.parakeet.tdt.durations": ["a"]},
+    "tdt.durations must list numbers of positions": {"stt.parakeet.tdt.durations": 2},
     "stt.parakeet.encoder.d_model": {"stt.parakeet.encoder.d_model": None},
     "tokenizer.ggml.blank_token_id": {"tokenizer.ggml.blank_token_id": None},
     "but the configuration asks for": {"stt.parakeet.encoder.d_ff": 64},

@@ -1,12 +1,15 @@
 """Interprets Parakeets in GGUF files as transcribe.cpp 0.4.1 converts them.
 
-Its scripts/convert-parakeet.py writes NeMo's tensors under names of its own, the sum of an LSTM's
-two biases, and sizes as `stt.parakeet.*`; here all get the names of Hugging Face's layout.
+Its scripts/convert-parakeet.py renames NeMo's tensors, sums the two biases of each LSTM layer, and
+stores hyperparameters as `stt.parakeet.*` metadata; tensors and values get Hugging Face names
+here.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from kvcast.checkpoints.base import Checkpoint
 from kvcast.checkpoints.fields import Fields
@@ -129,7 +132,9 @@ def _config(fields: Fields) -> dict[str, Any]:
         durations = fields.values.get(f"{_OWN}.tdt.durations")
         if durations is None:
             raise fields.error(f"{_OWN}.tdt.durations is missing")
-        config["durations"] = list(map(int, durations))
+        if not isinstance(durations, np.ndarray) or durations.dtype.kind not in "iu":
+            raise fields.error(f"{_OWN}.tdt.durations must list numbers of positions")
+        config["durations"] = durations.tolist()
     return config
 
 

@@ -1,7 +1,7 @@
 """torchao 0.18 as transformers saves it: a byte for each code, of int8, int4 or float8.
 
-And two codes in a byte (`Int4Tensor`), in the order and of the numbers that FBGEMM's
-`int4_row_quantize_zp` and `pack_int4` give.
+And `Int4Tensor`: packed int4, two codes per byte, as FBGEMM's `int4_row_quantize_zp` quantizes and
+`pack_int4` packs them.
 """
 
 import re
